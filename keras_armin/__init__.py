@@ -1,0 +1,19 @@
+"""ARMIN, a recurrent network with a memory, as Keras 3 layers."""
+
+from keras_armin import callbacks
+from keras_armin.armin import ARMIN
+from keras_armin.armin_cell import ARMINCell
+from keras_armin.inspection import MemoryTrace
+from keras_armin.inspection import trace_memory
+from keras_armin.plots import plot_memory
+from keras_armin.version import __version__
+
+__all__ = [
+    "ARMIN",
+    "ARMINCell",
+    "MemoryTrace",
+    "__version__",
+    "callbacks",
+    "plot_memory",
+    "trace_memory",
+]

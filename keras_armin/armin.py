@@ -1,0 +1,186 @@
+"""ARMIN: the Auto-addressing and Recurrent Memory Integrating Network."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import keras
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_armin.armin_cell import ARMINCell
+from keras_armin.armin_cell import cell_arguments
+from keras_armin.recurrent import MemoryRNN
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class ARMIN(MemoryRNN):
+    """A recurrent layer with an external memory.
+
+    `ARMIN(...)` has the weights of `keras.layers.RNN(ARMINCell(...))` and,
+    without noise, gives the same numbers. Beyond that it carries its state on
+    every backend when `stateful`, takes a schedule as `temperature`, and can
+    be reset sample by sample. `ARMIN.cell` is the cell that holds the weights.
+
+    Args:
+        units: int. Size of the hidden state.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        temperature: float, or a `keras.optimizers.schedules` schedule. A
+            schedule is counted by the weight `temperature_step`, which rises
+            by one at each call with `training=True`; the weight `temperature`
+            of the cell holds the current value. Defaults to `1.0`.
+        return_sequences: bool. Return the output of every step, or the last.
+            Defaults to `False`.
+        return_state: bool. Also return the last `output`, `h`, `memory` and
+            `pointer`. Defaults to `False`.
+        go_backwards: bool. Process the sequence from its end, and return the
+            outputs in that order. Defaults to `False`.
+        stateful: bool. Start each batch from the state in which the last one
+            ended. Defaults to `False`.
+        unroll: bool. Compile one piece of code for each step, instead of a
+            loop. Defaults to `False`.
+        zero_output_for_mask: bool. Output zeros at masked steps, instead of
+            the output before. Defaults to `False`.
+        memory_dim, addressing, activation, recurrent_activation,
+            state_activation, output_activation, use_bias, unit_forget_bias,
+            write_inputs, learn_initial_state, layer_norm, zoneout,
+            content_addressing, output_read, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `ARMINCell`.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state: List `[output, h, memory, pointer]` to start from, as
+            `return_state=True` gives them.
+        mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
+        training: bool. Whether noise, dropout and zoneout are at work.
+        reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
+            steps of samples, that start from the initial state.
+
+    Example:
+
+    >>> layer = keras_armin.ARMIN(8, memory_slots=4)
+    >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 16)
+
+    Reference:
+        - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        addressing: str = "hard",
+        temperature: float | LearningRateSchedule = 1.0,
+        activation: str | Callable | None = "tanh",
+        recurrent_activation: str | Callable | None = "sigmoid",
+        state_activation: str | Callable | None = None,
+        output_activation: str | Callable | None = "tanh",
+        use_bias: bool = True,
+        unit_forget_bias: bool = True,
+        write_inputs: bool = False,
+        learn_initial_state: bool = False,
+        layer_norm: bool = False,
+        zoneout: float = 0.0,
+        content_addressing: bool = False,
+        output_read: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        recurrent_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        recurrent_constraint: Any = None,
+        bias_constraint: Any = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        zero_output_for_mask: bool = False,
+        **kwargs,
+    ):
+        given = locals()
+        arguments = {name: given[name] for name in cell_arguments()}
+        schedule = _as_schedule(temperature)
+        if schedule is not None:
+            arguments["temperature"] = _value_at(schedule, 0)
+        cell = ARMINCell(
+            **arguments,
+            dtype=kwargs.get("dtype"),
+            trainable=kwargs.get("trainable", True),
+            name="armin_cell",
+        )
+        super().__init__(
+            cell,
+            return_sequences=return_sequences,
+            return_state=return_state,
+            go_backwards=go_backwards,
+            stateful=stateful,
+            unroll=unroll,
+            zero_output_for_mask=zero_output_for_mask,
+            **kwargs,
+        )
+        self.temperature_schedule = schedule
+        self.temperature_step = None
+
+    def build(self, sequences_shape, initial_state_shape=None):
+        super().build(sequences_shape, initial_state_shape)
+        if self.temperature_schedule is not None:
+            self.temperature_step = self.add_weight(
+                shape=(),
+                initializer="zeros",
+                dtype="int",
+                trainable=False,
+                name="temperature_step",
+            )
+
+    def call(
+        self,
+        sequences,
+        initial_state=None,
+        mask=None,
+        training=False,
+        reset=None,
+    ):
+        if training and self.temperature_schedule is not None:
+            self._follow_schedule()
+        return super().call(sequences, initial_state, mask, training, reset)
+
+    def _follow_schedule(self):
+        temperature = self.cell.temperature
+        value = self.temperature_schedule(self.temperature_step.value)
+        temperature.assign(ops.cast(value, temperature.dtype))
+        self.temperature_step.assign_add(1)
+
+    def get_config(self):
+        config = super().get_config()
+        if self.temperature_schedule is not None:
+            config["temperature"] = keras.optimizers.schedules.serialize(
+                self.temperature_schedule
+            )
+        return config
+
+
+for _name in cell_arguments():
+    setattr(ARMIN, _name, property(attrgetter(f"cell.{_name}")))
+
+
+def _as_schedule(temperature):
+    if isinstance(temperature, dict):
+        return keras.optimizers.schedules.deserialize(temperature)
+    if isinstance(temperature, LearningRateSchedule):
+        return temperature
+    return None
+
+
+def _value_at(schedule, step):
+    return float(ops.convert_to_numpy(schedule(step)))

@@ -1,0 +1,433 @@
+"""The cell of ARMIN: its arguments, weights and noise."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_armin import checks
+from keras_armin import memory as memory_ops
+from keras_armin import noise
+from keras_armin.armin_equations import ARMINEquations
+from keras_armin.armin_equations import ARMINState
+from keras_armin.blocks import BlockInitializer
+from keras_armin.cell import MemoryCell
+from keras_armin.noise import StepNoise
+
+ADDRESSING = ("hard", "relaxed", "soft")
+
+_ACTIVATIONS = (
+    "activation",
+    "recurrent_activation",
+    "state_activation",
+    "output_activation",
+)
+_INITIALIZERS = (
+    "kernel_initializer",
+    "recurrent_initializer",
+    "bias_initializer",
+)
+_REGULARIZERS = (
+    "kernel_regularizer",
+    "recurrent_regularizer",
+    "bias_regularizer",
+)
+_CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class ARMINCell(ARMINEquations, MemoryCell):
+    """One step of ARMIN, a recurrent network with an external memory.
+
+    Beside its hidden state `h` the cell keeps `memory_slots` vectors, its
+    memory `M`. It picks one slot from the input and `h` alone, mixes what it
+    read into `h` through element-wise gates, outputs both, and overwrites the
+    slot it read. In the notation of the paper, with `a` the address logits:
+
+        s = gumbel_softmax(W_s [x, h] + b_s)                        Eq. 9
+        r = s M                                                     Eq. 10
+        [g^h, g^r] = sigma(W_ig [x, h, r] + b_ig)                   Eq. 3
+        h^g, r^g = g^h * h, g^r * r                                 Eq. 4, 5
+        [i, f, g, o^h, o^r] = [sigma, sigma, tanh, sigma, sigma](
+            W_go [x, h^g, r^g] + b_go)                              Eq. 6
+        h' = f * h + i * g                                          Eq. 7
+        output = [o^h * tanh(h'), o^r * tanh(r)]                    Eq. 8
+        M[slot] = h'
+
+    The first `memory_slots` steps fill the slots in order, whatever was read;
+    after that the slot just read is overwritten. Empty slots hold zeros, or
+    learnt rows, and can be read.
+
+    Use it in `keras.layers.RNN`, or use the layer `ARMIN`, which has the same
+    weights, computes the same numbers, and is faster.
+
+    Args:
+        units: int. Size of the hidden state.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        memory_dim: int. Size of a slot. Where it differs from `units`, what
+            is written is a learnt linear map of the hidden state. Defaults to
+            `None`: `units`.
+        addressing: `"hard"`, `"relaxed"` or `"soft"`. `"hard"` reads a one-hot
+            Gumbel-softmax sample, with the gradient of the relaxed sample.
+            `"relaxed"` reads the relaxed sample itself, to be annealed by
+            lowering `temperature`, and overwrites the slot with the largest
+            weight. Both take the best slot, without noise, at inference.
+            `"soft"` reads with a plain softmax, without noise, and once the
+            memory is full moves every slot towards the new value by its read
+            weight; at inference too. Defaults to `"hard"`.
+        temperature: float. Divides the address logits (and their noise). Kept
+            in the non-trainable scalar weight `temperature`, so that it can
+            be changed while training: see
+            `keras_armin.callbacks.TemperatureAnnealing`. Defaults to `1.0`.
+        activation: Activation of the candidate `g`. Defaults to `"tanh"`.
+        recurrent_activation: Activation of all gates. Defaults to
+            `"sigmoid"`.
+        state_activation: Applied to the new hidden state before it is output
+            and carried. Defaults to `None`: the state is not bounded.
+        output_activation: Applied to the hidden state and to what was read
+            for the output. Defaults to `"tanh"`.
+        use_bias: bool. Defaults to `True`.
+        unit_forget_bias: bool. Start the forget gate's bias at 1. Defaults to
+            `True`.
+        write_inputs: bool. What is written is a learnt linear map of the
+            input and the hidden state. Defaults to `False`.
+        learn_initial_state: bool. Train the hidden state and the memory that
+            a sequence starts with. Both start at zero. Defaults to `False`.
+        layer_norm: bool. Normalise the two input gates, the five gates and
+            the new state, each for itself. Defaults to `False`.
+        zoneout: float in [0, 1). Rate at which a unit of the hidden state
+            keeps its old value, after the output has been computed. At
+            inference the expectation is used. Defaults to `0.0`.
+        content_addressing: bool. Beyond the paper: add to the address logits
+            a match between a learnt query and what the slots hold. Defaults
+            to `False`.
+        output_read: bool. Whether the output has the half that comes from
+            memory. Defaults to `True`.
+        kernel_initializer, kernel_regularizer, kernel_constraint: For
+            `kernel`, and `write_kernel` and `query_kernel` where they exist.
+            The initializer defaults to `"glorot_uniform"`.
+        recurrent_initializer, recurrent_regularizer, recurrent_constraint:
+            For `address_recurrent_kernel`, `gate_recurrent_kernel` and
+            `recurrent_kernel`. The initializer defaults to `"orthogonal"`.
+        bias_initializer, bias_regularizer, bias_constraint: For `bias`, and
+            `write_bias` where it exists. The initializer defaults to
+            `"zeros"`.
+        dropout: float in [0, 1). Fraction of the inputs to drop, the same
+            ones at each step of a sequence. Defaults to `0.0`.
+        recurrent_dropout: float in [0, 1). Likewise for the hidden state and
+            what was read, where they enter matrix products. Defaults to
+            `0.0`.
+        seed: int. Seed of the noise and of dropout. Defaults to `None`.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: List `[output, h, memory, pointer]` of shapes
+            `(batch, output_size)`, `(batch, units)`,
+            `(batch, memory_slots * memory_dim)` and `(batch, 4)`. `pointer`
+            holds the number of writes so far as digits to the base 128,
+            lowest first.
+        training: bool. Whether noise, dropout and zoneout are at work.
+
+    Notes:
+        Called by itself and not by a `keras.layers.RNN`, the cell cannot know
+        where a sequence starts: each call draws dropout masks of its own.
+
+        Inference (`training=False`) can be differentiated, except that the
+        choice of a slot by `"hard"` and `"relaxed"` is a step function there:
+        no gradient reaches the weights that address.
+
+    Example:
+
+    >>> cell = keras_armin.ARMINCell(8, memory_slots=4)
+    >>> rnn = keras.layers.RNN(cell, return_sequences=True)
+    >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 5, 16)
+
+    Reference:
+        - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
+    """
+
+    state_names = ARMINState._fields
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        addressing: str = "hard",
+        temperature: float = 1.0,
+        activation: str | Callable | None = "tanh",
+        recurrent_activation: str | Callable | None = "sigmoid",
+        state_activation: str | Callable | None = None,
+        output_activation: str | Callable | None = "tanh",
+        use_bias: bool = True,
+        unit_forget_bias: bool = True,
+        write_inputs: bool = False,
+        learn_initial_state: bool = False,
+        layer_norm: bool = False,
+        zoneout: float = 0.0,
+        content_addressing: bool = False,
+        output_read: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        recurrent_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        recurrent_constraint: Any = None,
+        bias_constraint: Any = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(
+            dropout=dropout,
+            recurrent_dropout=recurrent_dropout,
+            seed=seed,
+            **kwargs,
+        )
+        self.units = checks.size("units", units)
+        self.memory_slots = checks.size("memory_slots", memory_slots)
+        self.memory_dim = (
+            self.units
+            if memory_dim is None
+            else checks.size("memory_dim", memory_dim)
+        )
+        self.addressing = checks.choice("addressing", addressing, ADDRESSING)
+        if isinstance(temperature, (LearningRateSchedule, dict)):
+            raise TypeError(
+                "Argument `temperature` of a cell must be a number: a cell "
+                "cannot count training steps. Received: temperature="
+                f"{temperature!r}. Give a schedule to the layer `ARMIN`, or "
+                "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
+            )
+        self.initial_temperature = checks.positive("temperature", temperature)
+        self.activation = keras.activations.get(activation)
+        self.recurrent_activation = keras.activations.get(recurrent_activation)
+        self.state_activation = keras.activations.get(state_activation)
+        self.output_activation = keras.activations.get(output_activation)
+        self.use_bias = checks.flag("use_bias", use_bias)
+        self.unit_forget_bias = checks.flag(
+            "unit_forget_bias", unit_forget_bias
+        )
+        self.write_inputs = checks.flag("write_inputs", write_inputs)
+        self.learn_initial_state = checks.flag(
+            "learn_initial_state", learn_initial_state
+        )
+        self.layer_norm = checks.flag("layer_norm", layer_norm)
+        self.zoneout = checks.rate("zoneout", zoneout)
+        self.content_addressing = checks.flag(
+            "content_addressing", content_addressing
+        )
+        self.output_read = checks.flag("output_read", output_read)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.recurrent_initializer = keras.initializers.get(
+            recurrent_initializer
+        )
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
+        self.recurrent_regularizer = keras.regularizers.get(
+            recurrent_regularizer
+        )
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+        self.kernel_constraint = keras.constraints.get(kernel_constraint)
+        self.recurrent_constraint = keras.constraints.get(recurrent_constraint)
+        self.bias_constraint = keras.constraints.get(bias_constraint)
+        self.output_size = self.units + self.memory_dim * self.output_read
+        self.state_size = [
+            self.output_size,
+            self.units,
+            self.memory_slots * self.memory_dim,
+            memory_ops.POINTER_DIGITS,
+        ]
+        self.temperature = None
+
+    @property
+    def has_write_kernel(self) -> bool:
+        return self.write_inputs or self.memory_dim != self.units
+
+    @property
+    def _gate_sizes(self):
+        """Widths of g^h and g^r."""
+        return [self.units, self.memory_dim]
+
+    @property
+    def _five_gate_sizes(self):
+        """Widths of i, f, g, o^h and, where it is output, o^r."""
+        return [self.units] * 4 + [self.memory_dim] * self.output_read
+
+    def build(self, input_shape):
+        checks.shape(
+            "inputs",
+            input_shape,
+            (None, self.input_dim),
+            self.name,
+            "(batch, features)",
+        )
+        self.input_dim = input_shape[-1]
+        self._build_kernels()
+        self._build_write_map()
+        if self.layer_norm:
+            self._build_norms()
+        if self.content_addressing:
+            self.query_kernel = self.add_kernel(
+                "query_kernel", "kernel", self.input_dim + self.units,
+                [self.memory_dim],
+            )  # fmt: skip
+            self.content_scale = self.add_weight(
+                shape=(), initializer="zeros", name="content_scale"
+            )
+        if self.learn_initial_state:
+            self.initial_state = self.add_weight(
+                shape=(self.units,), initializer="zeros", name="initial_state"
+            )
+            self.initial_memory = self.add_weight(
+                shape=(self.memory_slots, self.memory_dim),
+                initializer="zeros",
+                name="initial_memory",
+            )
+        self.temperature = self.add_weight(
+            shape=(),
+            initializer=keras.initializers.Constant(self.initial_temperature),
+            trainable=False,
+            autocast=False,
+            name="temperature",
+        )
+        self.built = True
+
+    def _build_kernels(self):
+        gates, five = self._gate_sizes, self._five_gate_sizes
+        both = self.units + self.memory_dim
+        self.kernel = self.add_kernel(
+            "kernel",
+            "kernel",
+            self.input_dim,
+            [self.memory_slots, *gates, *five],
+        )
+        self.address_recurrent_kernel = self.add_kernel(
+            "address_recurrent_kernel",
+            "recurrent",
+            self.units,
+            [self.memory_slots],
+        )
+        self.gate_recurrent_kernel = self.add_kernel(
+            "gate_recurrent_kernel", "recurrent", both, gates
+        )
+        self.recurrent_kernel = self.add_kernel(
+            "recurrent_kernel", "recurrent", both, five
+        )
+        if self.use_bias:
+            bias = [
+                (size, self.bias_initializer)
+                for size in (self.memory_slots, *gates, *five)
+            ]
+            if self.unit_forget_bias and not self.layer_norm:
+                forget = 1 + len(gates) + 1
+                bias[forget] = (self.units, keras.initializers.Ones())
+            self.bias = self.add_bias("bias", bias)
+
+    def _build_write_map(self):
+        if not self.has_write_kernel:
+            return
+        inputs = self.input_dim if self.write_inputs else 0
+        self.write_kernel = self.add_kernel(
+            "write_kernel", "kernel", inputs + self.units, [self.memory_dim]
+        )
+        if self.use_bias:
+            self.write_bias = self.add_bias(
+                "write_bias", [(self.memory_dim, self.bias_initializer)]
+            )
+
+    def _build_norms(self):
+        gates, five = sum(self._gate_sizes), sum(self._five_gate_sizes)
+        zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
+        self.gate_norm_gain = self.add_norm("gate_norm_gain", gates, ones)
+        self.gate_norm_bias = self.add_norm("gate_norm_bias", gates, zeros)
+        self.norm_gain = self.add_norm("norm_gain", five, ones)
+        # A forget bias of 1 in `bias` would be normalised away.
+        forget = ones if self.unit_forget_bias else zeros
+        starts = [zeros, forget] + [zeros] * (len(self._five_gate_sizes) - 2)
+        self.norm_bias = self.add_norm(
+            "norm_bias",
+            five,
+            BlockInitializer(list(zip(self._five_gate_sizes, starts))),
+        )
+        self.state_norm_gain = self.add_norm(
+            "state_norm_gain", self.units, ones
+        )
+        self.state_norm_bias = self.add_norm(
+            "state_norm_bias", self.units, zeros
+        )
+
+    def get_initial_state(self, batch_size=None):
+        def start(size):
+            return ops.zeros((batch_size, size), dtype=self.compute_dtype)
+
+        states = ARMINState(*[start(size) for size in self.state_size])
+        if not self.learn_initial_state:
+            return list(states)
+        if not self.built:
+            raise ValueError(
+                f"Cell '{self.name}' learns its initial state and so has to "
+                "be built before `get_initial_state` is called."
+            )
+        h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
+        rows = ops.cast(self.initial_memory, self.compute_dtype)
+        return list(
+            states._replace(
+                h=states.h + h, memory=states.memory + ops.reshape(rows, (-1,))
+            )
+        )
+
+    # --- randomness ---------------------------------------------------------
+
+    @property
+    def needs_gumbel(self):
+        return self.addressing != "soft"
+
+    @property
+    def step_draws(self):
+        """How many times a step draws random numbers."""
+        return int(self.needs_gumbel) + int(self.zoneout > 0)
+
+    def draw_step_noise(self, leading, seeds):
+        seeds = iter(seeds)
+        gumbel = zoneout = None
+        if self.needs_gumbel:
+            gumbel = noise.gumbel((*leading, self.memory_slots), next(seeds))
+        if self.zoneout:
+            shape = (*leading, self.units)
+            zoneout = noise.keep_old(shape, self.zoneout, next(seeds))
+        return StepNoise(gumbel, zoneout)
+
+    @property
+    def recurrent_sizes(self):
+        """What `recurrent_dropout` drops: h, then r."""
+        return self.units + self.memory_dim
+
+    def get_config(self):
+        config = super().get_config()
+        kinds = (
+            (_ACTIVATIONS, keras.activations),
+            (_INITIALIZERS, keras.initializers),
+            (_REGULARIZERS, keras.regularizers),
+            (_CONSTRAINTS, keras.constraints),
+        )
+        for name in cell_arguments():
+            config[name] = getattr(self, name)
+        for names, module in kinds:
+            for name in names:
+                config[name] = module.serialize(getattr(self, name))
+        config["temperature"] = self.initial_temperature
+        return config
+
+
+def cell_arguments():
+    """Names of the cell's own arguments, in order."""
+    parameters = inspect.signature(ARMINCell.__init__).parameters
+    return [name for name in parameters if name not in ("self", "kwargs")]

@@ -1,0 +1,186 @@
+"""Keras callbacks for training with a memory."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_armin import checks
+from keras_armin import keras_private
+from keras_armin.armin import ARMIN
+from keras_armin.armin_cell import ARMINCell
+from keras_armin.inspection import trace_memory
+from keras_armin.recurrent import MemoryRNN
+
+
+class TemperatureAnnealing(keras.callbacks.Callback):
+    """Sets the temperature of every ARMIN in the model while it trains.
+
+    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model.
+
+    Args:
+        schedule: A `keras.optimizers.schedules` schedule, or a function from
+            an integer to a float.
+        per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
+            counted over the whole training, epochs as `fit` numbers them, so
+            with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
+            it was. Defaults to `"batch"`.
+        initial_step: int. First batch number. Defaults to `0`.
+
+    The current value is added to the logs of an epoch as `temperature`.
+    """
+
+    def __init__(self, schedule, per: str = "batch", initial_step: int = 0):
+        super().__init__()
+        if not callable(schedule):
+            raise TypeError(
+                "Argument `schedule` must be a learning rate schedule or a "
+                f"function from an integer to a float. Received: {schedule!r}"
+            )
+        self.schedule = schedule
+        self.per = checks.choice("per", per, ("batch", "epoch"))
+        self.step = initial_step
+        self._value = None
+
+    def on_train_begin(self, logs=None):
+        layers = keras_private.all_layers(self.model)
+        if not any(isinstance(layer, ARMINCell) for layer in layers):
+            raise ValueError(
+                "`TemperatureAnnealing` found no ARMIN in the model "
+                f"'{self.model.name}'."
+            )
+        for layer in layers:
+            if isinstance(layer, ARMIN) and layer.temperature_schedule:
+                raise ValueError(
+                    f"Layer '{layer.name}' follows a temperature schedule of "
+                    "its own. Use that or `TemperatureAnnealing`, not both."
+                )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.per == "epoch":
+            self._set(epoch)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.per == "batch":
+            self._set(self.step)
+            self.step += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is not None and self._value is not None:
+            logs["temperature"] = self._value
+
+    def _set(self, step):
+        value = float(ops.convert_to_numpy(self.schedule(step)))
+        value = checks.positive("schedule(step)", value)
+        if value == self._value:
+            return
+        self._value = value
+        # Through `self.model`, which on JAX fetches the variables from the
+        # training loop first.
+        for layer in keras_private.all_layers(self.model):
+            if isinstance(layer, ARMINCell):
+                layer.temperature.assign(value)
+
+
+class ValidationState(keras.callbacks.Callback):
+    """Keeps validation inside `fit` from disturbing stateful layers.
+
+    Validation starts from the initial state, and training goes on afterwards
+    from where it was. Only layers of this package are looked after.
+
+    Args:
+        reset_each_epoch: bool. Also start every epoch from the initial state.
+            Defaults to `False`.
+    """
+
+    def __init__(self, reset_each_epoch: bool = False):
+        super().__init__()
+        self.reset_each_epoch = checks.flag(
+            "reset_each_epoch", reset_each_epoch
+        )
+        self._training = False
+        self._saved = None
+
+    def _layers(self):
+        return [
+            layer
+            for layer in keras_private.all_layers(self.model)
+            if isinstance(layer, MemoryRNN) and layer.states is not None
+        ]
+
+    def on_train_begin(self, logs=None):
+        self._training = True
+
+    def on_train_end(self, logs=None):
+        self._training = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.reset_each_epoch:
+            for layer in self._layers():
+                layer.reset_state()
+
+    def on_test_begin(self, logs=None):
+        if not self._training:
+            return
+        layers = self._layers()
+        self._saved = [layer.get_state() for layer in layers]
+        for layer in layers:
+            layer.reset_state()
+
+    def on_test_end(self, logs=None):
+        if self._saved is None:
+            return
+        for layer, state in zip(self._layers(), self._saved):
+            layer.set_state(state)
+        self._saved = None
+
+
+class SlotUsage(keras.callbacks.Callback):
+    """Logs how evenly a layer reads its memory, at the end of each epoch.
+
+    Added to the logs, and so to `History`, `CSVLogger` and `TensorBoard`:
+
+    - `slot_usage`: fraction of the slots that were read at least once;
+    - `read_entropy`: entropy in bits of the reads taken together, 0 where
+      always the same slot is read, log2(memory_slots) where all are read
+      alike.
+
+    Put it before the callbacks that are to see these.
+
+    Args:
+        layer: The `ARMIN`, or `keras.layers.RNN` around an `ARMINCell`.
+        sequences: Inputs of that layer, `(batch, time, features)`; or, with
+            `inputs_model`, inputs of that model.
+        inputs_model: Model that makes the layer's inputs, such as
+            `keras.Model(model.input, layer.input)`. Defaults to `None`.
+        prefix: str. Put before both names, to tell several layers apart.
+            Defaults to `""`.
+    """
+
+    def __init__(self, layer, sequences, inputs_model=None, prefix: str = ""):
+        super().__init__()
+        self.layer = layer
+        self.sequences = sequences
+        self.inputs_model = inputs_model
+        self.prefix = prefix
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs is None:
+            return
+        self.model  # noqa: B018 fetches the variables on JAX
+        sequences = self.sequences
+        if self.inputs_model is not None:
+            sequences = self.inputs_model(sequences)
+        share = read_share(trace_memory(self.layer, sequences))
+        logs[f"{self.prefix}slot_usage"] = float(np.mean(share > 0))
+        logs[f"{self.prefix}read_entropy"] = entropy_in_bits(share)
+
+
+def read_share(trace) -> np.ndarray:
+    """Fraction of all reads that went to each slot."""
+    total = trace.read_weights.sum(axis=(0, 1), dtype="float64")
+    return total / total.sum()
+
+
+def entropy_in_bits(share) -> float:
+    used = share[share > 0]
+    return float(-(used * np.log2(used)).sum())

@@ -1,0 +1,209 @@
+"""The base of every memory cell: noise, weights made of blocks, saving."""
+
+from typing import Any
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_armin import checks
+from keras_armin import keras_private
+from keras_armin import noise
+from keras_armin.blocks import BlockInitializer
+from keras_armin.memory import pointer_to_count
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+
+
+class Step(NamedTuple):
+    """What one step of a cell gives back."""
+
+    states: list  # the output first
+    read_weights: Any  # (batch, slots)
+    write_weights: Any  # (batch, slots)
+
+
+class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
+    """A Keras RNN cell with a memory.
+
+    A subclass has the attributes `units`, `memory_slots`, `memory_dim`,
+    `output_size` and `state_size`, and defines
+
+    - `state_names`: names of the states, the output first and one of them
+      `pointer`, the number of writes;
+    - `step_draws`: how many times a step draws random numbers, and
+      `draw_step_noise(leading, seeds)`, which draws them;
+    - `recurrent_sizes`: the width that `recurrent_dropout` acts on;
+    - `project(weights, inputs, sequence_noise)`: all that depends on the
+      inputs alone, for any leading axes, as a dict of tensors;
+    - `step(weights, projected, states, step_noise, sequence_noise,
+      training)`: the equations, as a `Step`.
+    """
+
+    state_names: tuple[str, ...] = ()
+
+    def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
+        super().__init__(**kwargs)
+        self.dropout = checks.rate("dropout", dropout)
+        self.recurrent_dropout = checks.rate(
+            "recurrent_dropout", recurrent_dropout
+        )
+        self.seed = checks.seed("seed", seed)
+        self.seed_generator = keras.random.SeedGenerator(
+            None if self.seed is None else noise.spread_seed(self.seed)
+        )
+        self.input_dim = None
+        # Set by a layer that has to know when weights have been loaded.
+        self.after_loading = None
+        self._prepared = None
+
+    def call(self, inputs, states, training=False):
+        self._check_step(inputs, states)
+        step_noise, sequence_noise = self._noise_of_step(states, training)
+        weights = self.read_weights()
+        step = self.step(
+            weights,
+            self.project(weights, inputs, sequence_noise),
+            states,
+            step_noise,
+            sequence_noise,
+            training,
+        )
+        return step.states[0], step.states
+
+    def read_weights(self):
+        """All weights as tensors, in the dtype to compute in."""
+        return {
+            variable.name: ops.convert_to_tensor(variable)
+            for variable in self.weights
+        }
+
+    # --- noise --------------------------------------------------------------
+
+    def draw_noise(self, time, batch):
+        """Noise for a whole sequence, time first."""
+        seeds = [self.seed_generator] * self.step_draws
+        step_noise = self.draw_step_noise((time, batch), seeds)
+        return step_noise, self._draw_sequence_noise(batch)
+
+    def _draw_sequence_noise(self, batch):
+        def mask(rate, size):
+            if not rate:
+                return None
+            return noise.dropout_mask(
+                (batch, size), rate, self.compute_dtype, self.seed_generator
+            )
+
+        return SequenceNoise(
+            mask(self.dropout, self.input_dim),
+            mask(self.recurrent_dropout, self.recurrent_sizes),
+        )
+
+    def _noise_of_step(self, states, training):
+        """Noise for a single step in a loop that is not ours."""
+        if not training:
+            return StepNoise(), SequenceNoise()
+        batch = ops.shape(states[0])[0]
+        call_seed, sequence_noise = self._prepared or self._prepare(batch)
+        if not self.step_draws:
+            return StepNoise(), sequence_noise
+        pointer = states[self.state_names.index("pointer")]
+        count = pointer_to_count(pointer)
+        seeds = [
+            noise.step_seed(call_seed, count, draw, self.step_draws)
+            for draw in range(self.step_draws)
+        ]
+        return self.draw_step_noise((batch,), seeds), sequence_noise
+
+    def _prepare(self, batch):
+        """A seed and the dropout masks for one sequence."""
+        call_seed = self.seed_generator.next() if self.step_draws else None
+        return call_seed, self._draw_sequence_noise(batch)
+
+    def get_dropout_mask(self, step_input):
+        """Called by `keras.layers.RNN` before its loop: prepare the noise."""
+        self._prepared = None
+        # Where nobody says whether this is training, draw to be safe.
+        if keras_private.is_training(self) is not False:
+            self._prepared = self._prepare(ops.shape(step_input)[0])
+
+    def get_recurrent_dropout_mask(self, step_input):
+        """`get_dropout_mask` has prepared this one too."""
+
+    def reset_dropout_mask(self):
+        """Called by `keras.layers.RNN` after its loop."""
+        self._prepared = None
+
+    def reset_recurrent_dropout_mask(self):
+        """`reset_dropout_mask` has done this one too."""
+
+    # --- weights ------------------------------------------------------------
+
+    def add_norm(self, name, size, initializer):
+        return self.add_weight(
+            shape=(size,), initializer=initializer, name=name
+        )
+
+    def add_kernel(self, name, kind, rows, sizes):
+        """A kernel of column blocks. `kind` says whose options govern it."""
+        initializer = getattr(self, f"{kind}_initializer")
+        return self._add_blocks(
+            name, kind, (rows, sum(sizes)), [(s, initializer) for s in sizes]
+        )
+
+    def add_bias(self, name, blocks):
+        width = sum(size for size, _ in blocks)
+        return self._add_blocks(name, "bias", (width,), blocks)
+
+    def _add_blocks(self, name, kind, shape, blocks):
+        return self.add_weight(
+            shape=shape,
+            # The number of weights so far tells this weight from the others
+            # that share its initializer.
+            initializer=BlockInitializer(blocks, path=[len(self.weights)]),
+            regularizer=getattr(self, f"{kind}_regularizer"),
+            constraint=getattr(self, f"{kind}_constraint"),
+            name=name,
+        )
+
+    def save_own_variables(self, store):
+        for variable in self.weights:
+            store[variable.name] = variable
+
+    def load_own_variables(self, store):
+        load_by_name(self, self.weights, store)
+        if self.after_loading is not None:
+            self.after_loading()
+
+    # --- checks -------------------------------------------------------------
+
+    def _check_step(self, inputs, states):
+        checks.shape(
+            "inputs",
+            inputs.shape,
+            (None, self.input_dim),
+            self.name,
+            "(batch, features)",
+        )
+        checks.floating("inputs", inputs, self.name)
+        checks.states(
+            "states",
+            states,
+            self.state_names,
+            self.state_size,
+            inputs.shape[0],
+            self.name,
+        )
+
+
+def load_by_name(layer, variables, store):
+    """Fill `variables` from a store that holds them under their names."""
+    expected = {variable.name: variable for variable in variables}
+    if set(store.keys()) != set(expected):
+        raise ValueError(
+            f"The weights file does not fit layer '{layer.name}'. The layer "
+            f"has the weights {sorted(expected)}; the file holds "
+            f"{sorted(store.keys())}. Were both made with the same arguments?"
+        )
+    for name, variable in expected.items():
+        variable.assign(store[name])

@@ -1,0 +1,114 @@
+"""Checks of arguments, each with the argument's name in its message."""
+
+import math
+import numbers
+
+import keras
+import numpy as np
+
+
+def _say(name, value, takes):
+    return (
+        f"Argument `{name}` must be {takes}. "
+        f"Received: {name}={value!r} (of type {type(value).__name__})"
+    )
+
+
+def _is_bool(value):
+    return isinstance(value, (bool, np.bool_))
+
+
+def size(name, value):
+    """A positive integer; NumPy integers are welcome, bools are not."""
+    if _is_bool(value) or not isinstance(value, numbers.Integral):
+        raise TypeError(_say(name, value, "a positive integer"))
+    if value <= 0:
+        raise ValueError(_say(name, value, "a positive integer"))
+    return int(value)
+
+
+def _real(name, value, takes):
+    if _is_bool(value) or not isinstance(value, numbers.Real):
+        raise TypeError(_say(name, value, takes))
+    return float(value)
+
+
+def rate(name, value):
+    """A probability that leaves something over: in [0, 1)."""
+    takes = "a number in [0, 1)"
+    number = _real(name, value, takes)
+    if not 0.0 <= number < 1.0:
+        raise ValueError(_say(name, value, takes))
+    return number
+
+
+def positive(name, value, takes="a finite number above 0"):
+    number = _real(name, value, takes)
+    if not (number > 0.0 and math.isfinite(number)):
+        raise ValueError(_say(name, value, takes))
+    return number
+
+
+def flag(name, value):
+    if not _is_bool(value):
+        raise TypeError(_say(name, value, "True or False"))
+    return bool(value)
+
+
+def choice(name, value, options):
+    if not isinstance(value, str) or value not in options:
+        takes = "one of " + ", ".join(repr(option) for option in options)
+        raise ValueError(_say(name, value, takes))
+    return value
+
+
+def seed(name, value):
+    if value is None:
+        return None
+    if _is_bool(value) or not isinstance(value, numbers.Integral):
+        raise TypeError(_say(name, value, "an integer or None"))
+    return int(value)
+
+
+def floating(name, value, layer_name):
+    """Inputs of integers are a forgotten embedding or cast."""
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if "float" not in dtype:
+        raise TypeError(
+            f"Argument `{name}` of layer '{layer_name}' must hold floating "
+            f"point numbers. Received: {name} of dtype {dtype}. Put a "
+            "`keras.layers.Embedding` before the layer, or cast."
+        )
+
+
+def shape(name, got, expected, layer_name, meaning):
+    """Compare static shapes; `None` in either fits anything."""
+    fits = len(got) == len(expected) and all(
+        g is None or e is None or g == e for g, e in zip(got, expected)
+    )
+    if not fits:
+        raise ValueError(
+            f"Argument `{name}` of layer '{layer_name}' must have shape "
+            f"{meaning} = {tuple(expected)}. Received: {name} of shape "
+            f"{tuple(got)}"
+        )
+
+
+def states(name, value, state_names, state_size, batch_size, layer_name):
+    """A list of states with their shapes `(batch, size)`."""
+    is_list = isinstance(value, (list, tuple))
+    if not is_list or len(value) != len(state_names):
+        got = f"{len(value)} of them" if is_list else type(value).__name__
+        raise ValueError(
+            f"Argument `{name}` of layer '{layer_name}' must be a list of "
+            f"{len(state_names)} tensors: {', '.join(state_names)}. "
+            f"Received: {got}"
+        )
+    for state_name, state, state_width in zip(state_names, value, state_size):
+        shape(
+            f"{name} ({state_name})",
+            state.shape,
+            (batch_size, state_width),
+            layer_name,
+            "(batch, size)",
+        )

@@ -1,0 +1,103 @@
+"""Looking inside: which slots are read and written at each step."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_armin.cell import MemoryCell
+from keras_armin.recurrent import MemoryRNN
+
+
+class MemoryTrace(NamedTuple):
+    """What happened in memory, in the order in which steps were processed.
+
+    Masked steps have weights of zero and the slot -1.
+    """
+
+    read_weights: np.ndarray  # (batch, time, slots)
+    write_weights: np.ndarray  # (batch, time, slots)
+
+    @property
+    def read_slots(self) -> np.ndarray:
+        """The slot read at each step, `(batch, time)`."""
+        return _favoured(self.read_weights)
+
+    @property
+    def write_slots(self) -> np.ndarray:
+        """The slot written at each step, `(batch, time)`."""
+        return _favoured(self.write_weights)
+
+
+def _favoured(weights):
+    return np.where(weights.any(axis=-1), weights.argmax(axis=-1), -1)
+
+
+def trace_memory(
+    layer: keras.layers.RNN,
+    sequences,
+    initial_state=None,
+    mask=None,
+    training: bool = False,
+    reset=None,
+) -> MemoryTrace:
+    """Run a memory layer and tell which slots it read and wrote.
+
+    Args:
+        layer: `ARMIN`, or `keras.layers.RNN` around an `ARMINCell`.
+        sequences: Inputs of the layer, `(batch, time, features)`. For a layer
+            inside a functional model they can be had with
+            `keras.Model(model.input, layer.input)(inputs)`.
+        initial_state, mask, training, reset: As in a call of `ARMIN`. The
+            state that a stateful layer carries is used and left as it is.
+
+    Returns:
+        A `MemoryTrace`.
+
+    Example:
+
+    >>> layer = keras_armin.ARMIN(8, memory_slots=4)
+    >>> trace = keras_armin.trace_memory(layer, np.zeros((2, 6, 3), "float32"))
+    >>> trace.write_slots[0, :4].tolist()
+    [0, 1, 2, 3]
+    """
+    sequences = ops.convert_to_tensor(sequences)
+    memory_layer = _as_memory_layer(layer)
+    if not layer.built:
+        layer.build(tuple(sequences.shape))
+    run = memory_layer._run(
+        sequences, initial_state, mask, training, reset, trace=True
+    )
+
+    def batch_first(weights):
+        return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
+
+    return MemoryTrace(
+        batch_first(run.read_weights), batch_first(run.write_weights)
+    )
+
+
+def _as_memory_layer(layer):
+    if isinstance(layer, MemoryRNN):
+        return layer
+    if isinstance(layer, keras.layers.RNN) and isinstance(
+        layer.cell, MemoryCell
+    ):
+        return _wrap(layer)
+    raise TypeError(
+        "Argument `layer` must be an `ARMIN` layer or a `keras.layers.RNN` "
+        f"around an `ARMINCell`. Received: {layer}"
+    )
+
+
+def _wrap(rnn):
+    """A layer of ours around the cell of a `keras.layers.RNN`."""
+    after_loading = rnn.cell.after_loading
+    wrapped = MemoryRNN(rnn.cell, go_backwards=rnn.go_backwards)
+    rnn.cell.after_loading = after_loading
+    if rnn.stateful and rnn.states is not None:
+        wrapped.stateful = True
+        wrapped._expected_batch_size = rnn._expected_batch_size
+        wrapped.states = rnn.states
+    return wrapped

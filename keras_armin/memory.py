@@ -1,0 +1,126 @@
+"""Pure functions on the memory matrix: pointer, address, read, write.
+
+Shapes use `n` for the number of slots and `r` for the width of a slot. Nothing
+here keeps state, so each function can be tested alone.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+from keras import ops
+
+# The pointer counts how many writes a sample has made since its last reset,
+# in digits, because Keras casts every state to the compute dtype: bfloat16
+# holds integers exactly only up to 256 and float16 up to 2048. All zeros is
+# the start, which is also what `keras.layers.RNN.reset_state` writes.
+POINTER_DIGITS = 4
+POINTER_BASE = 128
+POINTER_MAX = POINTER_BASE**POINTER_DIGITS - 1
+
+_HALF_DTYPES = ("float16", "bfloat16")
+
+
+def wide_dtype(dtype: str) -> str:
+    """The dtype to compute softmax and layer norm in: never a half one."""
+    return "float32" if dtype in _HALF_DTYPES else dtype
+
+
+def pointer_to_count(pointer):
+    """Number of writes so far, int32 of shape `(batch,)`."""
+    digits = ops.cast(pointer, "int32")
+    place_values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
+    return ops.sum(digits * ops.convert_to_tensor(place_values, "int32"), -1)
+
+
+def count_to_pointer(count, dtype):
+    """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
+    digits = []
+    for _ in range(POINTER_DIGITS):
+        digits.append(ops.mod(count, POINTER_BASE))
+        count = ops.floor_divide(count, POINTER_BASE)
+    return ops.cast(ops.stack(digits, axis=-1), dtype)
+
+
+def advance(count):
+    """One more write. It stops at the largest number instead of wrapping,
+    since a pointer of zero would mean an empty memory."""
+    return ops.minimum(count + 1, POINTER_MAX)
+
+
+class Address(NamedTuple):
+    """Where a step reads, and which slot it would overwrite."""
+
+    weights: Any  # (batch, n), or None where a single row is read
+    slot: Any  # int32 (batch,), or None where the write is spread out
+
+
+def relaxed_sample(logits, temperature, gumbel):
+    """Gumbel-softmax sample and the slot it favours."""
+    noisy = (logits + gumbel) / temperature
+    return ops.softmax(noisy, axis=-1), _argmax(noisy)
+
+
+def hard_sample(logits, temperature, gumbel):
+    """One-hot sample with the gradient of the relaxed one."""
+    relaxed, slot = relaxed_sample(logits, temperature, gumbel)
+    one_hot = ops.one_hot(slot, logits.shape[-1], dtype=relaxed.dtype)
+    # Grouped so that the value is exactly one-hot: the bracket is exactly 0.
+    return one_hot + (relaxed - ops.stop_gradient(relaxed)), slot
+
+
+def address(logits, temperature, addressing: str, gumbel=None) -> Address:
+    """Turn logits `(batch, n)` into an address.
+
+    Without `gumbel` noise, `"hard"` and `"relaxed"` take the best slot.
+    """
+    if addressing == "soft":
+        return Address(ops.softmax(logits / temperature, axis=-1), None)
+    if gumbel is None:
+        return Address(None, _argmax(logits))
+    sample = hard_sample if addressing == "hard" else relaxed_sample
+    return Address(*sample(logits, temperature, gumbel))
+
+
+def _argmax(logits):
+    return ops.cast(ops.argmax(logits, axis=-1), "int32")
+
+
+def read(memory, where: Address):
+    """Read from memory `(batch, n, r)`: one row, or a weighted sum of rows."""
+    if where.weights is None:
+        index = ops.expand_dims(ops.expand_dims(where.slot, -1), -1)
+        return ops.squeeze(ops.take_along_axis(memory, index, axis=1), axis=1)
+    weights = ops.cast(where.weights, memory.dtype)
+    return ops.sum(ops.expand_dims(weights, -1) * memory, axis=1)
+
+
+def write_slot(count, slot, memory_slots: int):
+    """The slot to overwrite: the next empty one, later the one just read."""
+    return ops.where(count < memory_slots, count, slot)
+
+
+def overwrite(memory, slot, value):
+    """Replace row `slot` of each sample by `value` `(batch, r)`."""
+    hit = _is_slot(slot, memory.shape[1])
+    return ops.where(
+        ops.expand_dims(hit, -1), ops.expand_dims(value, 1), memory
+    )
+
+
+def soft_write_weights(count, read_weights):
+    """One-hot at the next empty slot, later the read weights. No gradient."""
+    slots = read_weights.shape[-1]
+    filling = ops.expand_dims(count < slots, -1)
+    one_hot = ops.cast(_is_slot(count, slots), read_weights.dtype)
+    return ops.where(filling, one_hot, ops.stop_gradient(read_weights))
+
+
+def blend(memory, weights, value):
+    """Move each row towards `value` by its weight."""
+    weights = ops.expand_dims(ops.cast(weights, memory.dtype), -1)
+    return (1 - weights) * memory + weights * ops.expand_dims(value, 1)
+
+
+def _is_slot(slot, memory_slots: int):
+    slots = ops.arange(memory_slots, dtype="int32")
+    return ops.expand_dims(slot, -1) == slots

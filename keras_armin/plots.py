@@ -1,0 +1,80 @@
+"""Pictures. matplotlib is imported only when one is drawn."""
+
+from keras_armin.inspection import MemoryTrace
+
+_READ_COLOUR_MAP = "Blues"
+_WRITE_COLOUR = "#d95f02"
+
+
+def plot_memory(trace: MemoryTrace, sample: int = 0, ax=None, title=None):
+    """Draw what one sample read and wrote: time across, slots up.
+
+    Args:
+        trace: What `keras_armin.trace_memory` returned.
+        sample: int. Which sample of the batch. Defaults to `0`.
+        ax: Matplotlib axes to draw on. Defaults to `None`: a new figure.
+        title: str. Defaults to `None`: none.
+
+    Returns:
+        The matplotlib axes. Reads are blue, the darker the larger their
+        weight; writes are orange frames. Masked steps are empty.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    reads = trace.read_weights[sample].T
+    writes = trace.write_weights[sample].T
+    slots, steps = reads.shape
+    if ax is None:
+        width = min(max(4.0, 0.14 * steps + 1.5), 16.0)
+        height = min(max(2.5, 0.14 * slots + 1.2), 9.0)
+        ax = plt.figure(figsize=(width, height), layout="constrained").gca()
+    ax.imshow(
+        reads,
+        cmap=_READ_COLOUR_MAP,
+        vmin=0.0,
+        vmax=1.0,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    _frame_writes(ax, writes)
+    ax.set_xlabel("time step")
+    ax.set_ylabel("memory slot")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.legend(
+        handles=[
+            Patch(facecolor="#2171b5", label="read"),
+            Patch(facecolor="none", edgecolor=_WRITE_COLOUR, label="written"),
+        ],
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=2,
+        frameon=False,
+    )
+    if title:
+        ax.set_title(title, loc="right")
+    return ax
+
+
+def _frame_writes(ax, writes):
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    # A spread-out write frames the slots that take more than an equal share.
+    share = 1.0 / writes.shape[0]
+    frames = [
+        Rectangle((step - 0.5, slot - 0.5), 1.0, 1.0)
+        for slot, step in zip(*(writes > share).nonzero())
+    ]
+    if writes.shape[0] == 1:
+        frames = [
+            Rectangle((step - 0.5, -0.5), 1.0, 1.0)
+            for step in (writes[0] > 0).nonzero()[0]
+        ]
+    ax.add_collection(
+        PatchCollection(
+            frames, facecolor="none", edgecolor=_WRITE_COLOUR, linewidth=1.2
+        )
+    )

@@ -1,0 +1,427 @@
+"""The base of every memory layer: what happens around the cell's equations.
+
+The cells are those of `keras_armin.cell.MemoryCell`.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_armin import backends
+from keras_armin import checks
+from keras_armin import keras_private
+from keras_armin.cell import load_by_name
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+
+
+class Run(NamedTuple):
+    """What a whole loop gives back, time first."""
+
+    states: list
+    outputs: Any = None
+    read_weights: Any = None
+    write_weights: Any = None
+
+
+class MemoryRNN(keras.layers.RNN):
+    """`keras.layers.RNN` for cells with a memory.
+
+    It differs from its base in this:
+
+    - Noise is drawn for the whole sequence before the loop, and everything
+      that depends on the inputs alone is computed there too.
+    - A mask attached to the inputs counts also beside `initial_state`. What
+      masked steps hold, NaN included, reaches neither outputs nor gradients.
+      A masked step repeats the output before it: that of the carried state
+      if it is the first.
+    - `stateful=True` carries the state on every backend, JAX included.
+      `reset_state()` restores the cell's true initial state.
+    - Saved weights hold no state, so they load at any batch size; loading
+      resets the state.
+    - With `go_backwards`, the mask handed on is turned round with the outputs.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state: List of state tensors to start from.
+        mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
+        training: bool. Whether noise, dropout and zoneout are at work.
+        reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
+            steps of samples, that start from the initial state. A reset also
+            takes place at a masked step.
+    """
+
+    def __init__(self, cell, **kwargs):
+        super().__init__(cell, **kwargs)
+        # The initial state may be learnt: it is known only after the cell's
+        # weights, which are loaded after the layer's own.
+        cell.after_loading = self.reset_state
+
+    def build(self, sequences_shape, initial_state_shape=None):
+        self._check_sequences_shape(sequences_shape)
+        if not self.cell.built:
+            self.cell.build((sequences_shape[0], sequences_shape[2]))
+            self.cell.built = True
+        if self.stateful and self.states is None:
+            self._create_states(sequences_shape[0])
+
+    def _create_states(self, batch_size):
+        if batch_size is None:
+            raise ValueError(
+                f"Layer '{self.name}' has `stateful=True` and so needs a "
+                "fixed batch size. Received: `sequences` with an unknown one. "
+                "Give it with `keras.Input(batch_shape=(batch, time, "
+                "features))` or call the layer on data first."
+            )
+        self._expected_batch_size = batch_size
+        # Weights, unlike what the base class makes: JAX carries only what is
+        # tracked. `weights` and the saving methods leave them out again.
+        self.states = [
+            self.add_weight(
+                shape=(batch_size, size),
+                initializer="zeros",
+                trainable=False,
+                autocast=False,
+                name=f"state_{name}",
+            )
+            for name, size in zip(self.cell.state_names, self.state_size)
+        ]
+        self.reset_state()
+
+    def compute_output_spec(self, sequences, *args, **kwargs):
+        self._check_sequences(sequences)
+        initial_state = args[0] if args else kwargs.get("initial_state")
+        if initial_state is not None:
+            self._check_initial_state(initial_state, sequences.shape[0])
+        return super().compute_output_spec(sequences, *args, **kwargs)
+
+    def compute_mask(self, sequences, mask):
+        masks = super().compute_mask(sequences, mask)
+        output_mask = masks[0] if self.return_state else masks
+        if output_mask is None or not self.go_backwards:
+            return masks
+        output_mask = ops.flip(output_mask, axis=1)
+        return [output_mask, *masks[1:]] if self.return_state else output_mask
+
+    def call(
+        self,
+        sequences,
+        initial_state=None,
+        mask=None,
+        training=False,
+        reset=None,
+    ):
+        run = self._run(sequences, initial_state, mask, training, reset)
+        if self.stateful:
+            for variable, state in zip(self.states, run.states):
+                variable.assign(ops.cast(state, variable.dtype))
+        return self._results(run, sequences, mask)
+
+    def _results(self, run, sequences, mask):
+        if self.return_sequences:
+            output = ops.swapaxes(run.outputs, 0, 1)
+        elif self.zero_output_for_mask and run.outputs is not None:
+            output = run.outputs[-1]
+        else:
+            output = run.states[0]
+        output = ops.cast(output, self.compute_dtype)
+        if not self.return_state:
+            return output
+        states = [ops.cast(s, self.compute_dtype) for s in run.states]
+        return output, *states
+
+    def _run(
+        self, sequences, initial_state, mask, training, reset, trace=False
+    ) -> Run:
+        self._check_sequences(sequences)
+        mask = self._find_mask(sequences, mask)
+        reset = self._find_reset(sequences, reset)
+        if self.stateful:
+            sequences = self._check_batch_size(sequences)
+        start = self._start(sequences, initial_state)
+        sequences, mask, reset = self._in_time_order(sequences, mask, reset)
+        if mask is not None:
+            # A NaN in a masked step would come back through the gradient of
+            # the weights, as 0 * NaN.
+            sequences = ops.where(
+                mask, sequences, ops.zeros((), dtype=sequences.dtype)
+            )
+        keep_outputs = self.return_sequences or (
+            self.zero_output_for_mask and mask is not None
+        )
+        return run_cell(
+            self.cell,
+            sequences,
+            start,
+            mask=mask,
+            reset=reset,
+            training=training,
+            unroll=self.unroll,
+            zero_output_for_mask=self.zero_output_for_mask,
+            keep_outputs=keep_outputs,
+            trace=trace,
+        )
+
+    def _start(self, sequences, initial_state):
+        if initial_state is not None:
+            self._check_initial_state(initial_state, sequences.shape[0])
+            states = initial_state
+        elif self.stateful:
+            # Copies: the variables change before torch goes backwards.
+            states = [ops.copy(variable) for variable in self.states]
+        else:
+            states = self.get_initial_state(ops.shape(sequences)[0])
+        return [ops.cast(s, self.cell.compute_dtype) for s in states]
+
+    def _in_time_order(self, sequences, mask, reset):
+        """Time first, in the order of processing; masks get a last axis."""
+
+        def turn(x):
+            x = ops.swapaxes(x, 0, 1)
+            return ops.flip(x, axis=0) if self.go_backwards else x
+
+        def turn_mask(x):
+            return None if x is None else ops.expand_dims(turn(x), -1)
+
+        return turn(sequences), turn_mask(mask), turn_mask(reset)
+
+    def _find_mask(self, sequences, mask):
+        if mask is None:
+            # Keras fills in `mask` only for a layer called on one tensor.
+            mask = keras_private.attached_mask(sequences)
+        if mask is None:
+            return None
+        mask = ops.cast(mask, "bool")
+        self._check_shape("mask", mask, sequences.shape[:2], "(batch, time)")
+        return mask
+
+    def _find_reset(self, sequences, reset):
+        """Always `(batch, time)`, True at a step that starts anew."""
+        if reset is None:
+            return None
+        reset = ops.cast(reset, "bool")
+        if len(reset.shape) == 1:
+            self._check_shape(
+                "reset", reset, sequences.shape[:1], "(batch,) or (batch, time)"
+            )
+            time = ops.arange(ops.shape(sequences)[1])
+            first = time[-1] if self.go_backwards else time[0]
+            return ops.logical_and(reset[:, None], (time == first)[None, :])
+        self._check_shape(
+            "reset", reset, sequences.shape[:2], "(batch,) or (batch, time)"
+        )
+        return reset
+
+    def get_initial_state(self, batch_size):
+        return list(self.cell.get_initial_state(batch_size=batch_size))
+
+    def reset_state(self):
+        """Start anew: every sample gets the cell's initial state."""
+        if self.states is None:
+            return
+        initial_state = self.get_initial_state(self._expected_batch_size)
+        for variable, value in zip(self.states, initial_state):
+            variable.assign(ops.cast(value, variable.dtype))
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """The carried state: a dict from its names to NumPy arrays."""
+        self._check_has_state("get_state")
+        return {
+            name: np.array(ops.convert_to_numpy(variable.value))
+            for name, variable in zip(self.cell.state_names, self.states)
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, a dict such as `get_state()` gives."""
+        self._check_has_state("set_state")
+        names = self.cell.state_names
+        if not isinstance(state, dict) or set(state) != set(names):
+            got = sorted(state) if isinstance(state, dict) else type(state)
+            raise ValueError(
+                f"Argument `state` of layer '{self.name}' must be a dict with "
+                f"the keys {list(names)}. Received: {got}"
+            )
+        arrays = [ops.convert_to_numpy(state[name]) for name in names]
+        for name, array, variable in zip(names, arrays, self.states):
+            self._check_shape(
+                f"state[{name!r}]", array, variable.shape, "(batch, size)"
+            )
+        for array, variable in zip(arrays, self.states):
+            variable.assign(ops.cast(array, variable.dtype))
+
+    @property
+    def weights(self):
+        carried = {id(variable) for variable in self.states or ()}
+        return [w for w in super().weights if id(w) not in carried]
+
+    def _own_weights(self):
+        carried = {id(variable) for variable in self.states or ()}
+        own = self._trainable_variables + self._non_trainable_variables
+        return [v for v in own if id(v) not in carried]
+
+    def save_own_variables(self, store):
+        for variable in self._own_weights():
+            store[variable.name] = variable
+
+    def load_own_variables(self, store):
+        load_by_name(self, self._own_weights(), store)
+
+    def _check_sequences(self, sequences):
+        self._check_sequences_shape(sequences.shape)
+        checks.floating("sequences", sequences, self.name)
+
+    def _check_sequences_shape(self, shape):
+        features = getattr(self.cell, "input_dim", None)
+        checks.shape(
+            "sequences",
+            shape,
+            (None, None, features),
+            self.name,
+            "(batch, time, features)",
+        )
+        if shape[2] is None:
+            raise ValueError(
+                f"Argument `sequences` of layer '{self.name}' must have a "
+                f"known number of features. Received: shape {tuple(shape)}"
+            )
+        if self.unroll and shape[1] is None:
+            raise ValueError(
+                f"Layer '{self.name}' has `unroll=True` and so needs a known "
+                "number of time steps. Received: `sequences` of shape "
+                f"{tuple(shape)}. Give the length in `keras.Input`, or leave "
+                "`unroll` out."
+            )
+        if shape[1] == 0:
+            raise ValueError(
+                f"Argument `sequences` of layer '{self.name}' must have at "
+                f"least one time step. Received: shape {tuple(shape)}"
+            )
+
+    def _check_initial_state(self, initial_state, batch_size):
+        checks.states(
+            "initial_state",
+            initial_state,
+            self.cell.state_names,
+            self.state_size,
+            batch_size,
+            self.name,
+        )
+
+    def _check_shape(self, name, value, expected, meaning):
+        checks.shape(name, value.shape, expected, self.name, meaning)
+
+    def _check_batch_size(self, sequences):
+        expected = self._expected_batch_size
+        message = (
+            f"Layer '{self.name}' has `stateful=True` and carries the state "
+            f"of a batch of {expected}: argument `sequences` must have that "
+            "batch size."
+        )
+        got = sequences.shape[0]
+        if got is not None and got != expected:
+            raise ValueError(f"{message} Received: a batch of {got}")
+        return backends.check_batch_size(sequences, expected, message)
+
+    def _check_has_state(self, method):
+        if not self.stateful:
+            raise ValueError(
+                f"`{method}()` needs a layer with `stateful=True`. Layer "
+                f"'{self.name}' keeps no state between calls; use "
+                "`return_state=True` and `initial_state` there."
+            )
+        if self.states is None:
+            raise ValueError(
+                f"`{method}()` needs a built layer. Call layer "
+                f"'{self.name}' on data, or build it, first."
+            )
+
+    def get_config(self):
+        config = super().get_config()
+        del config["cell"]
+        cell_config = self.cell.get_config()
+        for name in ("name", "trainable", "dtype"):
+            del cell_config[name]
+        return {**config, **cell_config}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**config)
+
+
+def run_cell(
+    cell,
+    sequences,
+    states,
+    *,
+    mask=None,
+    reset=None,
+    training=False,
+    unroll=False,
+    zero_output_for_mask=False,
+    keep_outputs=True,
+    trace=False,
+) -> Run:
+    """Run a cell along the first axis of `sequences` `(time, batch, ...)`.
+
+    `mask` and `reset` have the shape `(time, batch, 1)`.
+    """
+    time, batch = ops.shape(sequences)[:2]
+    step_noise, sequence_noise = StepNoise(), SequenceNoise()
+    if training:
+        step_noise, sequence_noise = cell.draw_noise(time, batch)
+    weights = cell.read_weights()
+    per_step = {
+        "projected": cell.project(weights, sequences, sequence_noise),
+        "noise": {k: v for k, v in step_noise._asdict().items() if _is(v)},
+        "masks": {
+            k: v for k, v in (("mask", mask), ("reset", reset)) if _is(v)
+        },
+    }
+    anew = cell.get_initial_state(batch_size=batch) if _is(reset) else None
+
+    def step(states, flat_inputs):
+        inputs = keras.tree.pack_sequence_as(per_step, flat_inputs)
+        if anew is not None:
+            restart = inputs["masks"]["reset"]
+            states = _choose(restart, anew, states)
+        result = cell.step(
+            weights,
+            inputs["projected"],
+            states,
+            StepNoise(**inputs["noise"]),
+            sequence_noise,
+            training,
+        )
+        kept = [result.states[0]] if keep_outputs else []
+        kept += [result.read_weights, result.write_weights] if trace else []
+        if mask is None:
+            return result.states, kept
+        live = inputs["masks"]["mask"]
+        new_states = _choose(live, result.states, states)
+        if keep_outputs and not zero_output_for_mask:
+            kept[0] = new_states[0]
+            return new_states, kept[:1] + _blank(live, kept[1:])
+        return new_states, _blank(live, kept)
+
+    states, kept = backends.scan(
+        step, states, keras.tree.flatten(per_step), unroll=unroll
+    )
+    outputs = kept.pop(0) if keep_outputs else None
+    return Run(states, outputs, *kept)
+
+
+def _is(value):
+    return value is not None
+
+
+def _choose(condition, yes, no):
+    return [
+        ops.where(condition, ops.cast(y, n.dtype), n) for y, n in zip(yes, no)
+    ]
+
+
+def _blank(live, tensors):
+    return [ops.where(live, x, ops.zeros_like(x)) for x in tensors]
