@@ -15,6 +15,7 @@ from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
 from keras_armin.blocks import BlockInitializer
 from keras_armin.cell import MemoryCell
+from keras_armin.keras_private import in_own_precision
 from keras_armin.noise import StepNoise
 
 ADDRESSING = ("hard", "relaxed", "soft")
@@ -45,7 +46,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
     Beside its hidden state `h` the cell keeps `memory_slots` vectors, its
     memory `M`. It picks one slot from the input and `h` alone, mixes what it
     read into `h` through element-wise gates, outputs both, and overwrites the
-    slot it read. In the notation of the paper, with `a` the address logits:
+    slot it read. In the paper's notation:
 
         s = gumbel_softmax(W_s [x, h] + b_s)                        Eq. 9
         r = s M                                                     Eq. 10
@@ -293,7 +294,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
             )
         self.temperature = self.add_weight(
             shape=(),
-            initializer=keras.initializers.Constant(self.initial_temperature),
+            # `keras.initializers.Constant` would round to float32 first.
+            initializer=lambda shape, dtype: ops.convert_to_tensor(
+                self.initial_temperature, dtype=dtype
+            ),
             trainable=False,
             autocast=False,
             name="temperature",
@@ -364,6 +368,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "state_norm_bias", self.units, zeros
         )
 
+    @in_own_precision
     def get_initial_state(self, batch_size=None):
         def start(size):
             return ops.zeros((batch_size, size), dtype=self.compute_dtype)

@@ -82,14 +82,13 @@ class ARMINEquations:
         )
         h = self._zoneout(c, h_tm1, step_noise.zoneout, training)
         value = self._written_value(weights, projected, h)
-        memory, read_weights, write_weights = self._write(
-            memory, address, count, value
-        )
+        memory, written = self._write(memory, address, count, value)
         flat = ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
         pointer = memory_ops.count_to_pointer(
             memory_ops.advance(count), h.dtype
         )
-        return Step([output, h, flat, pointer], read_weights, write_weights)
+        read = address.slot if address.weights is None else address.weights
+        return Step([output, h, flat, pointer], read, written)
 
     def _split_projection(self, projected):
         """Columns: address | g^h g^r | i f g o^h o^r."""
@@ -112,10 +111,10 @@ class ARMINEquations:
             query = projected["query"] + ops.matmul(
                 h, weights["query_kernel"][self.input_dim :]
             )
-            match = ops.sum(memory * ops.expand_dims(query, 1), axis=-1)
+            query = ops.expand_dims(ops.cast(query, wide), 1)
+            match = ops.sum(ops.cast(memory, wide) * query, axis=-1)
             scale = ops.exp(ops.cast(weights["content_scale"], wide))
-            match = ops.cast(match, wide) / math.sqrt(self.memory_dim)
-            logits = logits + scale * match
+            logits = logits + scale * match / math.sqrt(self.memory_dim)
         if gumbel is not None:
             gumbel = ops.cast(gumbel, wide)
         temperature = ops.cast(weights["temperature"], wide)
@@ -132,10 +131,10 @@ class ARMINEquations:
                 weights["gate_norm_gain"],
                 weights["gate_norm_bias"],
             )
-        g_h, g_r = ops.split(
-            self.recurrent_activation(gates), [self.units], axis=-1
-        )
-        return _times(g_h * h, drop_h), _times(g_r * r, drop_r)
+        g_h, g_r = ops.split(gates, [self.units], axis=-1)
+        gated_h = self.recurrent_activation(g_h) * h
+        gated_r = self.recurrent_activation(g_r) * r
+        return _times(gated_h, drop_h), _times(gated_r, drop_r)
 
     def _integrate(self, weights, x, h_tm1, r, gated_h, gated_r):
         """Eq. 6 to 8: the new hidden state and the output."""
@@ -148,19 +147,19 @@ class ARMINEquations:
                 weights["norm_gain"],
                 weights["norm_bias"],
             )
-        u = self.units
-        i_f, g, o = ops.split(gates, [2 * u, 3 * u], axis=-1)
-        i, f = ops.split(self.recurrent_activation(i_f), 2, axis=-1)
-        o = self.recurrent_activation(o)
-        c = f * h_tm1 + i * self.activation(g)
+        u, sigma = self.units, self.recurrent_activation
+        i, f, g, o_h, *o_r = ops.split(
+            gates, [u, 2 * u, 3 * u, 4 * u][: 3 + self.output_read], axis=-1
+        )
+        c = sigma(f) * h_tm1 + sigma(i) * self.activation(g)
         if self.layer_norm:
             c = layer_norm(
                 c, [u], weights["state_norm_gain"], weights["state_norm_bias"]
             )
         c = self.state_activation(c)
-        output = o[:, :u] * self.output_activation(c)
+        output = sigma(o_h) * self.output_activation(c)
         if self.output_read:
-            read = o[:, u:] * self.output_activation(r)
+            read = sigma(*o_r) * self.output_activation(r)
             output = ops.concatenate([output, read], axis=-1)
         return c, output
 
@@ -180,20 +179,12 @@ class ARMINEquations:
         return _plus(value, weights.get("write_bias"))
 
     def _write(self, memory, address, count, value):
-        slots, dtype = self.memory_slots, memory.dtype
+        """The new memory, and the slot or the weights written to."""
         if address.slot is None:
-            write_weights = memory_ops.soft_write_weights(
-                count, address.weights
-            )
-            memory = memory_ops.blend(memory, write_weights, value)
-            return memory, address.weights, write_weights
-        target = memory_ops.write_slot(count, address.slot, slots)
-        read_weights = address.weights
-        if read_weights is None:
-            read_weights = ops.one_hot(address.slot, slots, dtype=dtype)
-        write_weights = ops.one_hot(target, slots, dtype=dtype)
-        memory = memory_ops.overwrite(memory, target, value)
-        return memory, read_weights, write_weights
+            weights = memory_ops.soft_write_weights(count, address.weights)
+            return memory_ops.blend(memory, weights, value), weights
+        slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
+        return memory_ops.overwrite(memory, slot, value), slot
 
 
 def _plus(x, bias):

@@ -10,6 +10,7 @@ from keras_armin import checks
 from keras_armin import keras_private
 from keras_armin import noise
 from keras_armin.blocks import BlockInitializer
+from keras_armin.keras_private import in_own_precision
 from keras_armin.memory import pointer_to_count
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
@@ -19,8 +20,8 @@ class Step(NamedTuple):
     """What one step of a cell gives back."""
 
     states: list  # the output first
-    read_weights: Any  # (batch, slots)
-    write_weights: Any  # (batch, slots)
+    read: Any  # the slot, (batch,), or weights, (batch, slots)
+    written: Any  # likewise
 
 
 class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
@@ -57,6 +58,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         self.after_loading = None
         self._prepared = None
 
+    @in_own_precision
     def call(self, inputs, states, training=False):
         self._check_step(inputs, states)
         step_noise, sequence_noise = self._noise_of_step(states, training)

@@ -3,10 +3,21 @@
 tests/test_keras_private.py fails when one of these changes its behaviour.
 """
 
+import contextlib
+import functools
+
+import keras
 from keras.src.backend import get_keras_mask as attached_mask
+from keras.src.backend.common import dtypes
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
-__all__ = ["DropoutRNNCell", "all_layers", "attached_mask", "is_training"]
+__all__ = [
+    "DropoutRNNCell",
+    "all_layers",
+    "attached_mask",
+    "in_own_precision",
+    "is_training",
+]
 
 
 def is_training(layer):
@@ -21,3 +32,33 @@ def is_training(layer):
 def all_layers(model):
     """A model's layers at any depth, cells included, each once."""
     return model._flatten_layers(include_self=True, recursive=True)
+
+
+def in_own_precision(method):
+    """Let a method of a float64 layer really compute in float64.
+
+    On JAX and torch most of `keras.ops` turn float64 into float32 without a
+    word. Other dtypes, and float64 on a JAX without `JAX_ENABLE_X64`, which
+    has none, are left alone.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self, *args, **kwargs):
+        if self.compute_dtype != "float64":
+            return method(self, *args, **kwargs)
+        with _keeping_float64():
+            return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def _keeping_float64():
+    narrowed = dtypes.BIT64_TO_BIT32_DTYPE
+    before = narrowed["float64"]
+    available = keras.ops.zeros((), dtype="float64").dtype
+    narrowed["float64"] = keras.backend.standardize_dtype(available)
+    try:
+        yield
+    finally:
+        narrowed["float64"] = before

@@ -57,7 +57,7 @@ class Address(NamedTuple):
 def relaxed_sample(logits, temperature, gumbel):
     """Gumbel-softmax sample and the slot it favours."""
     noisy = (logits + gumbel) / temperature
-    return ops.softmax(noisy, axis=-1), _argmax(noisy)
+    return _softmax(noisy), _argmax(noisy)
 
 
 def hard_sample(logits, temperature, gumbel):
@@ -74,11 +74,18 @@ def address(logits, temperature, addressing: str, gumbel=None) -> Address:
     Without `gumbel` noise, `"hard"` and `"relaxed"` take the best slot.
     """
     if addressing == "soft":
-        return Address(ops.softmax(logits / temperature, axis=-1), None)
+        return Address(_softmax(logits / temperature), None)
     if gumbel is None:
         return Address(None, _argmax(logits))
     sample = hard_sample if addressing == "hard" else relaxed_sample
     return Address(*sample(logits, temperature, gumbel))
+
+
+def _softmax(logits):
+    if logits.shape[-1] == 1:
+        # Keras warns of this case, which a memory of one slot means.
+        return ops.ones_like(logits)
+    return ops.softmax(logits, axis=-1)
 
 
 def _argmax(logits):
@@ -119,6 +126,13 @@ def blend(memory, weights, value):
     """Move each row towards `value` by its weight."""
     weights = ops.expand_dims(ops.cast(weights, memory.dtype), -1)
     return (1 - weights) * memory + weights * ops.expand_dims(value, 1)
+
+
+def as_weights(where, memory_slots: int):
+    """Weights `(batch, n)` from weights, or from slots `(batch,)`."""
+    if len(where.shape) == 2:
+        return where
+    return ops.one_hot(where, memory_slots, dtype="float32")
 
 
 def _is_slot(slot, memory_slots: int):

@@ -13,7 +13,9 @@ from keras import ops
 from keras_armin import backends
 from keras_armin import checks
 from keras_armin import keras_private
+from keras_armin import memory as memory_ops
 from keras_armin.cell import load_by_name
+from keras_armin.keras_private import in_own_precision
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 
@@ -133,6 +135,7 @@ class MemoryRNN(keras.layers.RNN):
         states = [ops.cast(s, self.compute_dtype) for s in run.states]
         return output, *states
 
+    @in_own_precision
     def _run(
         self, sequences, initial_state, mask, training, reset, trace=False
     ) -> Run:
@@ -396,7 +399,11 @@ def run_cell(
             training,
         )
         kept = [result.states[0]] if keep_outputs else []
-        kept += [result.read_weights, result.write_weights] if trace else []
+        if trace:
+            kept += [
+                memory_ops.as_weights(where, cell.memory_slots)
+                for where in (result.read, result.written)
+            ]
         if mask is None:
             return result.states, kept
         live = inputs["masks"]["mask"]

@@ -1,0 +1,53 @@
+"""One backend per run, chosen by KERAS_BACKEND; `python -m tests` runs all."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MPLBACKEND", "Agg")
+# Some processors announce AMX and cannot run it: a bfloat16 product outside
+# XLA then ends the process. This keeps oneDNN to what they can do, and has to
+# be set before a backend is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("suite", max_examples=15, deadline=None)
+settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(7)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.fixture
+def float64():
+    """Real float64: JAX gives float32 under that name unless told."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def no_jit():
+    """JAX without compilation, where a test runs hundreds of tiny graphs."""
+    if keras.backend.backend() != "jax":
+        yield
+        return
+    import jax
+
+    with jax.disable_jit():
+        yield

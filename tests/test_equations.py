@@ -1,0 +1,288 @@
+"""The layer, the bare cell and the NumPy reference give the same numbers."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_armin import ARMIN
+from tests import reference
+from tests.helpers import BATCH
+from tests.helpers import BOTH
+from tests.helpers import DIM
+from tests.helpers import FEATURES
+from tests.helpers import SLOTS
+from tests.helpers import TIME
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import as_rnn
+from tests.helpers import fix_noise
+from tests.helpers import inputs
+from tests.helpers import random_noise
+from tests.helpers import set_cell_weights
+from tests.helpers import tensor
+
+AXES = {
+    "addressing": ["hard", "relaxed", "soft"],
+    "layer_norm": [False, True],
+    "memory_dim": [None, DIM],
+    "write_inputs": [False, True],
+    "state_activation": [None, "tanh"],
+    "output_activation": [None, "tanh"],
+    "learn_initial_state": [False, True],
+    "content_addressing": [False, True],
+}
+
+
+def every_combination():
+    """Grouped by the first three axes, to keep the number of tests readable."""
+    first = list(AXES)[:3]
+    for head in itertools.product(*(AXES[name] for name in first)):
+        rest = [
+            dict(zip(list(AXES)[3:], tail))
+            for tail in itertools.product(*(AXES[n] for n in list(AXES)[3:]))
+        ]
+        yield [{**dict(zip(first, head)), **options} for options in rest]
+
+
+def pairwise():
+    """A small set in which each two values of two axes occur together."""
+    missing = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(AXES, 2)
+        for x in AXES[a]
+        for y in AXES[b]
+    }
+    rows = [
+        dict(zip(AXES, values)) for values in itertools.product(*AXES.values())
+    ]
+
+    def covered(row):
+        return {
+            pair
+            for pair in itertools.combinations(row.items(), 2)
+            if pair in missing
+        }
+
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(covered(row)))
+        missing -= covered(best)
+        chosen.append(best)
+    return chosen
+
+
+def name_of(options):
+    return "-".join(f"{v}" for v in options.values())
+
+
+def compare(options, dtype, training, rng, tolerance, time=TIME, slots=SLOTS):
+    options = {"memory_slots": slots, "temperature": 0.6, **options}
+    weights = reference.random_weights(rng, FEATURES, UNITS, options)
+    x = inputs(rng, time=time, dtype=dtype)
+    noise = random_noise(rng, time=time, slots=slots) if training else {}
+    expected, finals, _, _ = reference.run(
+        UNITS, options, weights, x, training, noise
+    )
+    memory = np.array([final.memory.ravel() for final in finals])
+    with pytest.MonkeyPatch.context() as patch:
+        fix_noise(patch, noise)
+        for make in BOTH.values():
+            layer = make(
+                units=UNITS,
+                dtype=dtype,
+                return_sequences=True,
+                return_state=True,
+                **options,
+            )
+            layer.build(x.shape)
+            set_cell_weights(layer.cell, weights)
+            outputs, last, h, final_memory, _ = layer(
+                tensor(x), training=training
+            )
+            assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+            close = {"rtol": tolerance, "atol": tolerance}
+            np.testing.assert_allclose(array(outputs), expected, **close)
+            np.testing.assert_allclose(array(last), expected[:, -1], **close)
+            np.testing.assert_allclose(
+                array(h), [final.h for final in finals], **close
+            )
+            np.testing.assert_allclose(array(final_memory), memory, **close)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "group",
+    list(every_combination()),
+    ids=lambda group: "-".join(str(v) for v in list(group[0].values())[:3]),
+)
+def test_every_combination_agrees_in_float64(
+    group, training, rng, float64, no_jit
+):
+    for options in group:
+        # Two steps fill the memory, two overwrite it.
+        compare(options, "float64", training, rng, 1e-10, time=4, slots=2)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", pairwise(), ids=name_of)
+def test_pairwise_set_agrees_in_float32(options, training, rng):
+    compare(options, "float32", training, rng, 1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_bias": False, "memory_dim": DIM, "write_inputs": True},
+        {"output_read": False},
+        {"output_read": False, "layer_norm": True, "memory_dim": DIM},
+        {"zoneout": 0.4},
+        {"zoneout": 0.4, "layer_norm": True, "addressing": "relaxed"},
+        {
+            "activation": "softsign",
+            "recurrent_activation": "hard_sigmoid",
+            "state_activation": "softsign",
+            "output_activation": "sigmoid",
+        },
+    ],
+    ids=name_of,
+)
+def test_other_options_agree_in_float64(options, training, rng, float64):
+    compare(options, "float64", training, rng, 1e-10)
+
+
+def test_dropout_masks_enter_products_only(rng, float64, monkeypatch):
+    options = {
+        "memory_slots": SLOTS,
+        "memory_dim": DIM,
+        "write_inputs": True,
+        "content_addressing": True,
+    }
+    rates = {"dropout": 0.5, "recurrent_dropout": 0.5}
+    weights = reference.random_weights(rng, FEATURES, UNITS, options)
+    x = inputs(rng, dtype="float64")
+    noise = {
+        "gumbel": rng.gumbel(size=(BATCH, TIME, SLOTS)),
+        "dropout": rng.integers(0, 2, (BATCH, FEATURES)) * 2.0,
+        "recurrent_dropout": rng.integers(0, 2, (BATCH, UNITS + DIM)) * 2.0,
+    }
+    expected, *_ = reference.run(UNITS, options, weights, x, True, noise)
+    fix_noise(monkeypatch, noise)
+
+    for make in BOTH.values():
+        layer = make(
+            units=UNITS,
+            dtype="float64",
+            return_sequences=True,
+            **options,
+            **rates,
+        )
+        layer.build(x.shape)
+        set_cell_weights(layer.cell, weights)
+        outputs = array(layer(tensor(x), training=True))
+        np.testing.assert_allclose(outputs, expected, rtol=1e-10, atol=1e-10)
+
+
+@given(
+    batch=st.integers(1, 4),
+    time=st.integers(1, 6),
+    features=st.integers(1, 4),
+    units=st.integers(1, 5),
+    slots=st.integers(1, 5),
+    memory_dim=st.one_of(st.none(), st.integers(1, 5)),
+    addressing=st.sampled_from(AXES["addressing"]),
+    layer_norm=st.booleans(),
+    write_inputs=st.booleans(),
+    content_addressing=st.booleans(),
+    output_read=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64"]),
+    seed=st.integers(0, 1000),
+)
+def test_any_size_agrees_with_the_reference(
+    batch, time, features, units, dtype, seed, slots, **options
+):
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        dtype = "float32"  # float64 on JAX has its own tests, with x64 on
+    rng = np.random.default_rng(seed)
+    options["memory_slots"] = slots
+    weights = reference.random_weights(rng, features, units, options)
+    x = inputs(rng, batch, time, features, dtype)
+    expected, *_ = reference.run(units, options, weights, x)
+    layer = ARMIN(units, return_sequences=True, dtype=dtype, **options)
+    layer.build(x.shape)
+    set_cell_weights(layer.cell, weights)
+
+    outputs = array(layer(tensor(x)))
+
+    tolerance = 2e-5 if dtype == "float32" else 1e-10
+    np.testing.assert_allclose(
+        outputs, expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("case", reference.GOLDEN_CASES)
+@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+def test_golden_file(case, make):
+    golden = np.load(reference.GOLDEN)
+    weights = {
+        key.rsplit("/", 1)[1]: golden[key]
+        for key in golden.files
+        if key.startswith(f"{case}/weights/")
+    }
+    x = golden[f"{case}/x"].astype("float32")
+    layer = make(
+        units=reference.GOLDEN_SIZES["units"],
+        return_sequences=True,
+        return_state=True,
+        **reference.GOLDEN_CASES[case],
+    )
+    layer.build(x.shape)
+    set_cell_weights(layer.cell, weights)
+
+    outputs, _, _, memory, _ = layer(x)
+
+    np.testing.assert_allclose(
+        array(outputs), golden[f"{case}/outputs"], rtol=2e-5, atol=2e-5
+    )
+    np.testing.assert_allclose(
+        array(memory),
+        golden[f"{case}/memory"].reshape(memory.shape),
+        rtol=2e-5,
+        atol=2e-5,
+    )
+
+
+def test_golden_file_is_what_the_reference_gives():
+    golden = np.load(reference.GOLDEN)
+    made = reference.make_golden()
+
+    assert set(golden.files) == set(made)
+    for key in golden.files:
+        np.testing.assert_allclose(golden[key], made[key], rtol=1e-12)
+
+
+def test_a_hand_written_loop_over_the_cell_agrees(rng):
+    rnn = as_rnn(units=UNITS, memory_slots=SLOTS, return_sequences=True)
+    x = inputs(rng)
+    expected = array(rnn(x))
+
+    states = rnn.cell.get_initial_state(batch_size=BATCH)
+    outputs = []
+    for t in range(TIME):
+        output, states = rnn.cell(x[:, t], states)
+        outputs.append(array(output))
+
+    np.testing.assert_allclose(np.stack(outputs, 1), expected, atol=1e-6)
+
+
+def test_a_batch_equals_its_samples_one_by_one(rng):
+    layer = ARMIN(UNITS, memory_slots=BATCH, return_sequences=True)
+    x = inputs(rng)
+    together = array(layer(x))
+    alone = np.concatenate([array(layer(x[b : b + 1])) for b in range(BATCH)])
+
+    np.testing.assert_allclose(together, alone, atol=1e-6)
