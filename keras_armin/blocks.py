@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_armin.memory import wide_dtype
 from keras_armin.noise import spread_seed
 
 
@@ -24,13 +25,15 @@ class BlockInitializer(keras.initializers.Initializer):
         self.path = tuple(path)
 
     def __call__(self, shape, dtype=None):
+        # Orthogonal matrices can be had in float32 and float64 only.
+        wide = wide_dtype(dtype or keras.config.floatx())
         parts = [
             reseeded(initializer, *self.path, index)(
-                (*shape[:-1], width), dtype=dtype
+                (*shape[:-1], width), dtype=wide
             )
             for index, (width, initializer) in enumerate(self.blocks)
         ]
-        return ops.concatenate(parts, axis=-1)
+        return ops.cast(ops.concatenate(parts, axis=-1), dtype or wide)
 
 
 def reseeded(initializer, *path: int):

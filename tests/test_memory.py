@@ -1,0 +1,156 @@
+"""Invariants of the memory functions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_armin import memory
+from tests.helpers import array
+
+BATCH, SLOTS, DIM = 3, 4, 2
+
+
+def matrix(rng):
+    return rng.normal(size=(BATCH, SLOTS, DIM)).astype("float32")
+
+
+def logits(rng):
+    return ops.convert_to_tensor(
+        rng.normal(size=(BATCH, SLOTS)).astype("float32")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@given(count=st.integers(0, memory.POINTER_MAX - 1))
+def test_the_pointer_counts_exactly_in_every_dtype(dtype, count):
+    counts = ops.convert_to_tensor([count, 0], dtype="int32")
+    pointer = memory.count_to_pointer(memory.advance(counts), dtype)
+
+    assert tuple(pointer.shape) == (2, memory.POINTER_DIGITS)
+    assert array(memory.pointer_to_count(pointer)).tolist() == [count + 1, 1]
+
+
+def test_the_pointer_does_not_wrap():
+    full = ops.convert_to_tensor([memory.POINTER_MAX], dtype="int32")
+
+    assert array(memory.advance(full)).tolist() == [memory.POINTER_MAX]
+
+
+def test_a_pointer_of_zeros_is_an_empty_memory():
+    zeros = ops.zeros((2, memory.POINTER_DIGITS), dtype="bfloat16")
+
+    assert array(memory.pointer_to_count(zeros)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
+def test_read_weights_are_a_distribution(addressing, rng):
+    gumbel = rng.gumbel(size=(BATCH, SLOTS)).astype("float32")
+    where = memory.address(logits(rng), 0.5, addressing, gumbel)
+    weights = array(where.weights)
+
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+    if addressing == "hard":
+        assert sorted(weights.ravel()) == [0.0] * 9 + [1.0] * 3
+
+
+def test_without_noise_the_best_slot_is_read(rng):
+    scores = logits(rng)
+    contents = matrix(rng)
+    for addressing in ("hard", "relaxed"):
+        where = memory.address(scores, 1.0, addressing)
+        best = array(scores).argmax(-1)
+
+        assert array(where.slot).tolist() == best.tolist()
+        np.testing.assert_array_equal(
+            array(memory.read(ops.convert_to_tensor(contents), where)),
+            contents[np.arange(BATCH), best],
+        )
+
+
+def test_a_hard_sample_follows_the_noise(rng):
+    push = np.zeros((BATCH, SLOTS), "float32")
+    push[:, 2] = 100.0
+
+    where = memory.address(logits(rng), 1.0, "hard", push)
+
+    assert array(where.slot).tolist() == [2, 2, 2]
+
+
+def test_gumbel_samples_follow_the_softmax(rng):
+    scores = np.array([[0.0, 1.0, 2.0, -1.0]], "float32")
+    draws = 20000
+    gumbel = rng.gumbel(size=(draws, SLOTS)).astype("float32")
+    where = memory.address(
+        ops.convert_to_tensor(np.repeat(scores, draws, 0)), 0.3, "hard", gumbel
+    )
+    share = np.bincount(array(where.slot), minlength=SLOTS) / draws
+    expected = np.exp(scores[0]) / np.exp(scores[0]).sum()
+
+    np.testing.assert_allclose(share, expected, atol=0.015)
+
+
+def test_a_one_hot_read_returns_that_slot_exactly(rng):
+    contents = matrix(rng)
+    one_hot = np.eye(SLOTS, dtype="float32")[[1, 3, 0]]
+    where = memory.Address(ops.convert_to_tensor(one_hot), None)
+    read = array(memory.read(ops.convert_to_tensor(contents), where))
+
+    np.testing.assert_array_equal(read, contents[[0, 1, 2], [1, 3, 0]])
+
+
+def test_an_overwrite_changes_only_its_slot(rng):
+    contents = matrix(rng)
+    value = rng.normal(size=(BATCH, DIM)).astype("float32")
+    slot = ops.convert_to_tensor([3, 0, 2], dtype="int32")
+    after = array(
+        memory.overwrite(ops.convert_to_tensor(contents), slot, value)
+    )
+
+    expected = contents.copy()
+    expected[[0, 1, 2], [3, 0, 2]] = value
+    np.testing.assert_array_equal(after, expected)
+
+
+def test_an_overwrite_removes_a_nan(rng):
+    contents = matrix(rng)
+    contents[0, 1] = np.nan
+    after = memory.overwrite(
+        ops.convert_to_tensor(contents),
+        ops.convert_to_tensor([1, 1, 1], dtype="int32"),
+        np.zeros((BATCH, DIM), "float32"),
+    )
+
+    assert np.isfinite(array(after)).all()
+
+
+def test_slots_fill_in_order_before_the_read_slot_is_overwritten():
+    count = ops.convert_to_tensor([0, 3, 4, 900], dtype="int32")
+    read = ops.convert_to_tensor([2, 2, 2, 2], dtype="int32")
+
+    slots = array(memory.write_slot(count, read, SLOTS))
+
+    assert slots.tolist() == [0, 3, 2, 2]
+
+
+def test_a_soft_write_fills_first_and_then_follows_the_read():
+    count = ops.convert_to_tensor([1, 4], dtype="int32")
+    read = np.array([[0.1, 0.2, 0.3, 0.4]] * 2, "float32")
+    weights = array(
+        memory.soft_write_weights(count, ops.convert_to_tensor(read))
+    )
+
+    np.testing.assert_array_equal(weights, [[0, 1, 0, 0], read[1]])
+
+
+def test_a_blend_stays_between_old_and_new(rng):
+    contents = matrix(rng)
+    value = rng.normal(size=(BATCH, DIM)).astype("float32")
+    weights = rng.random((BATCH, SLOTS)).astype("float32")
+    after = array(memory.blend(ops.convert_to_tensor(contents), weights, value))
+
+    low = np.minimum(contents, value[:, None])
+    high = np.maximum(contents, value[:, None])
+    assert (after >= low - 1e-6).all() and (after <= high + 1e-6).all()
