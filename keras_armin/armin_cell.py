@@ -138,7 +138,9 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
         Inference (`training=False`) can be differentiated, except that the
         choice of a slot by `"hard"` and `"relaxed"` is a step function there:
-        no gradient reaches the weights that address.
+        no gradient reaches the weights that address. A subclassed model has
+        to take `training` in its `call`, as for dropout, or `fit` runs the
+        layer as at inference.
 
     Example:
 

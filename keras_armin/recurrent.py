@@ -318,15 +318,14 @@ class MemoryRNN(keras.layers.RNN):
 
     def _check_batch_size(self, sequences):
         expected = self._expected_batch_size
-        message = (
-            f"Layer '{self.name}' has `stateful=True` and carries the state "
-            f"of a batch of {expected}: argument `sequences` must have that "
-            "batch size."
-        )
         got = sequences.shape[0]
         if got is not None and got != expected:
-            raise ValueError(f"{message} Received: a batch of {got}")
-        return backends.check_batch_size(sequences, expected, message)
+            raise ValueError(
+                f"Layer '{self.name}' has `stateful=True` and carries the "
+                f"state of a batch of {expected}: argument `sequences` must "
+                f"have that batch size. Received: a batch of {got}"
+            )
+        return backends.check_batch_size(sequences, expected)
 
     def _check_has_state(self, method):
         if not self.stateful:

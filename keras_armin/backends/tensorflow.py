@@ -52,13 +52,18 @@ def _graph_loop(step, states, inputs):
     return states, [sink.stack() for sink in sinks]
 
 
-def check_batch_size(sequences, expected, message):
-    """A graph traced for any batch size finds out only when it runs."""
-    if sequences.shape[0] is not None:
+def check_batch_size(sequences, expected):
+    """A graph may meet another batch size than the one it was traced with.
+
+    The static shape cannot be trusted here: a model with a fixed batch size
+    sets it whatever comes.
+    """
+    if tf.executing_eagerly():
         return sequences
-    with tf.control_dependencies(
-        [tf.debugging.assert_equal(tf.shape(sequences)[0], expected, message)]
-    ):
-        sequences = tf.identity(sequences)
-    sequences.set_shape((expected, *sequences.shape[1:]))
-    return sequences
+    # Its error shows this name and both shapes, under XLA too, where an
+    # assertion with a message of ours would be dropped.
+    return tf.ensure_shape(
+        sequences,
+        (expected, *sequences.shape[1:]),
+        name=f"stateful_layer_needs_a_batch_size_of_{expected}",
+    )

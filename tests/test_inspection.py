@@ -1,0 +1,165 @@
+"""Traces, pictures and the callback that logs slot usage."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_armin import ARMIN
+from keras_armin import plot_memory
+from keras_armin import trace_memory
+from keras_armin.callbacks import SlotUsage
+from keras_armin.inspection import MemoryTrace
+from tests import reference
+from tests.helpers import BATCH
+from tests.helpers import BOTH
+from tests.helpers import FEATURES
+from tests.helpers import SLOTS
+from tests.helpers import TIME
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import as_rnn
+from tests.helpers import inputs
+from tests.helpers import randomise
+
+both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+
+
+@both
+@pytest.mark.parametrize("addressing", ["hard", "soft"])
+def test_the_trace_is_what_the_reference_read_and_wrote(make, addressing, rng):
+    options = {"memory_slots": 3, "addressing": addressing}
+    layer = make(units=UNITS, **options)
+    x = inputs(rng)
+    layer.build(x.shape)
+    randomise(layer, rng)
+    weights = {w.name: array(w) for w in layer.trainable_weights}
+    mask = rng.random((BATCH, TIME)) < 0.8
+    _, _, reads, writes = reference.run(UNITS, options, weights, x, mask=mask)
+
+    trace = trace_memory(layer, x, mask=mask)
+
+    np.testing.assert_allclose(trace.read_weights, reads, atol=1e-5)
+    np.testing.assert_allclose(trace.write_weights, writes, atol=1e-5)
+    assert (trace.read_slots[~mask] == -1).all()
+    assert (trace.write_slots[mask] == writes[mask].argmax(-1)).all()
+
+
+def test_a_trace_leaves_a_carried_state_alone(rng):
+    layer = ARMIN(UNITS, SLOTS, stateful=True)
+    x = inputs(rng)
+    layer(x)
+    state = layer.get_state()
+    trace = trace_memory(layer, x)
+    after = layer.get_state()
+
+    assert (trace.write_slots[:, 0] == trace.read_slots[:, 0]).all(), "full"
+    for name, value in state.items():
+        np.testing.assert_array_equal(after[name], value)
+
+
+def test_a_stateful_bare_cell_is_traced_from_its_state(rng):
+    layer = as_rnn(units=UNITS, memory_slots=TIME + 2, stateful=True)
+    x = inputs(rng)
+    layer(x)
+    trace = trace_memory(layer, x)
+
+    assert trace.write_slots[0, :2].tolist() == [TIME, TIME + 1]
+
+
+def test_a_trace_of_training_shows_the_samples(rng):
+    layer = ARMIN(UNITS, SLOTS, addressing="relaxed", temperature=5.0)
+    trace = trace_memory(layer, inputs(rng), training=True)
+
+    assert ((trace.read_weights > 0) & (trace.read_weights < 1)).all()
+    np.testing.assert_allclose(trace.read_weights.sum(-1), 1.0, rtol=1e-5)
+
+
+def test_only_memory_layers_can_be_traced(rng):
+    with pytest.raises(TypeError, match="`layer` must be an `ARMIN`"):
+        trace_memory(keras.layers.LSTM(3), inputs(rng))
+
+
+def test_the_picture_tells_reads_and_writes_apart():
+    """Time across, slots up; reads in blue, writes as orange frames."""
+    import matplotlib.pyplot as plt
+
+    eye = np.eye(SLOTS)
+    read, write = np.array([1, 1, 4]), np.array([0, 2, 4])
+    ax = plot_memory(
+        MemoryTrace(eye[read][None], eye[write][None]), title="three steps"
+    )
+    (image,) = ax.images
+    (frames,) = ax.collections
+    corners = sorted(
+        tuple(path.vertices.min(axis=0)) for path in frames.get_paths()
+    )
+
+    assert image.origin == "lower"
+    np.testing.assert_array_equal(np.asarray(image.get_array()), eye[read].T)
+    assert corners == [(-0.5, -0.5), (0.5, 1.5), (1.5, 3.5)]
+    assert ax.get_xlabel() == "time step" and ax.get_ylabel() == "memory slot"
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == [
+        "read",
+        "written",
+    ]
+    assert ax.get_title(loc="right") == "three steps"
+    plt.close(ax.figure)
+
+
+def test_a_picture_can_be_drawn_on_given_axes_and_saved(rng, tmp_path):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2)
+    layer = ARMIN(UNITS, 1)
+    trace = trace_memory(layer, inputs(rng))
+    assert plot_memory(trace, sample=2, ax=axes[1]) is axes[1]
+    figure.savefig(tmp_path / "memory.png")
+    plt.close(figure)
+
+    assert (tmp_path / "memory.png").stat().st_size > 1000
+
+
+def test_the_package_imports_without_matplotlib():
+    code = "import sys; sys.modules['matplotlib'] = None; import keras_armin"
+
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_slot_usage_is_logged(rng):
+    inputs_ = keras.Input((TIME, FEATURES))
+    layer = ARMIN(UNITS, SLOTS)
+    model = keras.Model(inputs_, keras.layers.Dense(1)(layer(inputs_)))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = inputs(rng)
+    usage = SlotUsage(layer, x, prefix="a_")
+    through_model = SlotUsage(
+        layer, x, inputs_model=keras.Model(inputs_, layer.input)
+    )
+    history = model.fit(
+        x,
+        np.zeros((BATCH, 1)),
+        epochs=2,
+        verbose=0,
+        callbacks=[usage, through_model],
+    ).history
+    slots = trace_memory(layer, x).read_slots.ravel()
+    share = np.bincount(slots, minlength=SLOTS) / slots.size
+    entropy = -sum(p * np.log2(p) for p in share if p)
+
+    for prefix in ("a_", ""):
+        np.testing.assert_allclose(
+            history[f"{prefix}slot_usage"], [np.mean(share > 0)] * 2
+        )
+        np.testing.assert_allclose(
+            history[f"{prefix}read_entropy"], [entropy] * 2, rtol=1e-5
+        )
+
+
+def test_the_entropy_of_one_slot_is_zero_and_of_all_is_log2(rng):
+    from keras_armin.callbacks import entropy_in_bits
+
+    assert entropy_in_bits(np.array([0.0, 1.0])) == 0.0
+    assert entropy_in_bits(np.full(8, 1 / 8)) == pytest.approx(3.0)

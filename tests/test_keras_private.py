@@ -1,0 +1,92 @@
+"""Each private part of Keras that the package uses still does what it did."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_armin import ARMIN
+from keras_armin import keras_private
+from tests.helpers import BACKEND
+
+
+class Probe(keras_private.DropoutRNNCell, keras.layers.Layer):
+    """Notes what `keras.layers.RNN` does before and after its loop."""
+
+    state_size = output_size = 2
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def get_dropout_mask(self, step_input):
+        self.events.append(("before", keras_private.is_training(self)))
+
+    def get_recurrent_dropout_mask(self, step_input):
+        pass
+
+    def reset_dropout_mask(self):
+        self.events.append("after")
+
+    def reset_recurrent_dropout_mask(self):
+        pass
+
+    def call(self, inputs, states, training=False):
+        self.events.append("step")
+        return states[0], states
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rnn_prepares_the_cell_before_each_loop_and_training_is_known(training):
+    cell = Probe()
+    keras.layers.RNN(cell)(np.zeros((1, 2, 2), "float32"), training=training)
+
+    assert cell.events[0] == ("before", training)
+    assert "step" in cell.events
+    assert cell.events[-1] == "after"
+
+
+def test_training_is_inherited_from_the_model():
+    cell = Probe()
+    model = keras.Sequential([keras.Input((2, 2)), keras.layers.RNN(cell)])
+    cell.events.clear()
+    model(np.zeros((1, 2, 2), "float32"), training=True)
+
+    assert cell.events[0] == ("before", True)
+
+
+def test_masks_are_attached_to_tensors():
+    x = np.array([[1, 0]])
+    embedded = keras.layers.Embedding(2, 3, mask_zero=True)(x)
+    mask = keras_private.attached_mask(embedded)
+
+    assert keras.ops.convert_to_numpy(mask).tolist() == [[True, False]]
+    assert keras_private.attached_mask(keras.ops.zeros((1, 2))) is None
+
+
+def test_all_layers_finds_cells():
+    layer = ARMIN(2)
+    wrapped = keras.layers.Bidirectional(ARMIN(2))
+    model = keras.Sequential([keras.Sequential([layer]), wrapped])
+    found = keras_private.all_layers(model)
+
+    for cell in (layer.cell, wrapped.forward_layer.cell):
+        assert sum(cell is other for other in found) == 1
+
+
+def test_keras_still_narrows_float64_and_we_keep_it(float64):
+    """If the first part fails, `in_own_precision` is no longer needed."""
+    x = keras.ops.ones((2, 2), dtype="float64")
+    outside = keras.backend.standardize_dtype(keras.ops.tanh(x).dtype)
+    assert outside == ("float64" if BACKEND == "tensorflow" else "float32")
+
+    class Layer:
+        compute_dtype = "float64"
+
+        @keras_private.in_own_precision
+        def call(self):
+            return keras.ops.tanh(keras.ops.matmul(x, x))
+
+    inside = keras.backend.standardize_dtype(Layer().call().dtype)
+    assert inside == "float64"
+    after = keras.backend.standardize_dtype(keras.ops.tanh(x).dtype)
+    assert after == outside

@@ -1,0 +1,219 @@
+"""Temperature: a weight, a schedule of the layer, or a callback."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_armin import ARMIN
+from keras_armin import ARMINCell
+from keras_armin.callbacks import TemperatureAnnealing
+from tests.helpers import BATCH
+from tests.helpers import BOTH
+from tests.helpers import FEATURES
+from tests.helpers import TIME
+from tests.helpers import array
+from tests.helpers import inputs
+
+both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+
+
+def halving(start=8.0):
+    """start, start / 2, start / 4, ... one step each."""
+    return keras.optimizers.schedules.ExponentialDecay(start, 1, 0.5)
+
+
+def scheduled(**options):
+    return ARMIN(4, 3, temperature=halving(), **options)
+
+
+def fit(model, rng, batches=3, epochs=1, **options):
+    x = inputs(rng, BATCH * batches)
+    y = np.zeros((BATCH * batches, 1))
+    return model.fit(
+        x, y, batch_size=BATCH, epochs=epochs, verbose=0, **options
+    )
+
+
+def model_with(layer):
+    model = keras.Sequential(
+        [keras.Input((TIME, FEATURES)), layer, keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def test_a_schedule_counts_training_calls(rng):
+    layer = scheduled()
+    x = inputs(rng)
+    layer.build(x.shape)
+    seen = [(0, float(layer.temperature.numpy()))]
+    for training in (True, False, True, True, None):
+        layer(x, training=training)
+        seen.append(
+            (
+                int(layer.temperature_step.numpy()),
+                float(layer.temperature.numpy()),
+            )
+        )
+
+    assert seen == [(0, 8.0), (1, 8.0), (1, 8.0), (2, 4.0), (3, 2.0), (3, 2.0)]
+
+
+def test_a_schedule_counts_batches_of_fit_alone(rng):
+    layer = scheduled()
+    model = model_with(layer)
+    fit(model, rng, batches=3, epochs=2, validation_split=0.4)
+    model.predict(inputs(rng), verbose=0)
+    model.evaluate(inputs(rng), np.zeros((BATCH, 1)), verbose=0)
+
+    # Three batches, less 0.4 for validation: two of them, in each epoch.
+    assert int(layer.temperature_step.numpy()) == 4
+    assert float(layer.temperature.numpy()) == 1.0
+
+
+class Subclassed(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x, training=False):
+        return self.layer(x, training=training)[:, :1]
+
+
+def test_building_a_model_does_not_count(rng):
+    layer = scheduled()
+    x = keras.Input((TIME, FEATURES))
+    model = keras.Model(x, layer(x, training=True))
+    keras.models.clone_model(model)
+    assert int(layer.temperature_step.numpy()) == 0
+
+    inner = scheduled()
+    subclassed = Subclassed(inner)
+    subclassed.compile("sgd", "mse")
+    fit(subclassed, rng, batches=2)
+    assert int(inner.temperature_step.numpy()) == 2
+
+
+def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
+    layer = scheduled()
+    model = model_with(layer)
+    fit(model, rng, batches=2)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    again = model_with(scheduled())
+    again.load_weights(tmp_path / "model.weights.h5")
+
+    for copy in (loaded.layers[0], again.layers[0]):
+        assert int(copy.temperature_step.numpy()) == 2
+        assert float(copy.temperature.numpy()) == 4.0
+    fit(loaded, rng, batches=1)
+    assert float(loaded.layers[0].temperature.numpy()) == 2.0
+
+
+def test_the_temperature_matters(rng):
+    """Low temperatures bring a soft read close to the best slot."""
+    x = inputs(rng)
+    layer = ARMIN(4, 3, addressing="soft", learn_initial_state=True)
+    layer.build(x.shape)
+    for weight in layer.trainable_weights:
+        weight.assign(rng.normal(size=tuple(weight.shape)))
+    hard = ARMIN(4, 3, addressing="hard", learn_initial_state=True)
+    hard.build(x.shape)
+    hard.set_weights(layer.get_weights())
+    # Until it is full the soft write is one-hot too.
+    expected = array(hard(x[:, :3]))
+
+    distances = {}
+    for temperature in (10.0, 0.001):
+        layer.temperature.assign(temperature)
+        distances[temperature] = np.abs(array(layer(x[:, :3])) - expected).max()
+
+    assert distances[10.0] > 0.1
+    assert distances[0.001] < 1e-4
+
+
+def test_a_cell_refuses_a_schedule():
+    with pytest.raises(TypeError, match="temperature.*TemperatureAnnealing"):
+        ARMINCell(4, temperature=halving())
+
+
+class Temperatures(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        layer = self.model.layers[0]
+        self.seen.append(float(array(layer.cell.temperature.value)))
+
+
+@both
+def test_the_callback_anneals_per_batch(make, rng):
+    model = model_with(make(units=4, memory_slots=3))
+    seen = Temperatures()
+    history = fit(
+        model, rng, 3, 2, callbacks=[TemperatureAnnealing(halving()), seen]
+    )
+
+    assert seen.seen == [8.0, 4.0, 2.0, 1.0, 0.5, 0.25]
+    assert history.history["temperature"] == [2.0, 0.25]
+    assert float(array(model.layers[0].cell.temperature.value)) == 0.25
+
+
+@both
+def test_the_callback_anneals_per_epoch(make, rng):
+    model = model_with(make(units=4, memory_slots=3))
+    seen = Temperatures()
+    callback = TemperatureAnnealing(lambda epoch: 3.0 - epoch, per="epoch")
+    fit(model, rng, 2, 2, callbacks=[callback, seen])
+
+    assert seen.seen == [3.0, 3.0, 2.0, 2.0]
+
+
+def test_the_callback_finds_cells_at_any_depth(rng):
+    inner = keras.Sequential(
+        [
+            keras.layers.Bidirectional(ARMIN(4, 3, return_sequences=True)),
+            keras.layers.RNN([keras.layers.GRUCell(3), ARMINCell(4, 3)]),
+        ]
+    )
+    model = keras.Sequential(
+        [keras.Input((TIME, FEATURES)), inner, keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    fit(model, rng, 1, callbacks=[TemperatureAnnealing(halving())])
+    wrapper, stack = inner.layers
+    cells = [
+        wrapper.forward_layer.cell,
+        wrapper.backward_layer.cell,
+        stack.cell.cells[1],
+    ]
+
+    assert [float(array(c.temperature.value)) for c in cells] == [8.0] * 3
+
+
+def test_the_callback_says_what_is_wrong(rng):
+    with pytest.raises(TypeError, match="schedule"):
+        TemperatureAnnealing(0.5)
+    with pytest.raises(ValueError, match="per.*'batch', 'epoch'.*'step'"):
+        TemperatureAnnealing(halving(), per="step")
+    with pytest.raises(ValueError, match="schedule of its own"):
+        fit(
+            model_with(scheduled()),
+            rng,
+            callbacks=[TemperatureAnnealing(halving())],
+        )
+    with pytest.raises(ValueError, match="no ARMIN"):
+        fit(
+            model_with(keras.layers.LSTM(2)),
+            rng,
+            callbacks=[TemperatureAnnealing(halving())],
+        )
+    with pytest.raises(ValueError, match="above 0"):
+        fit(
+            model_with(ARMIN(4)),
+            rng,
+            callbacks=[TemperatureAnnealing(lambda step: 0.0)],
+        )
