@@ -19,17 +19,18 @@ import time
 # Lets the script run from anywhere, without the examples being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import keras  # noqa: E402
-import matplotlib  # noqa: E402
-import numpy as np  # noqa: E402
+import keras
+import matplotlib
+import numpy as np
 
-import keras_armin  # noqa: E402
-from examples.support import sequences  # noqa: E402
+import keras_armin
+from examples.support import sequences
 
 WIDTH = 8
 SOLVED_LOSS = 0.01
 SOLVED_SHARE = 0.99
 SEQUENCES_PER_LENGTH = 20
+CHECK_BITS_WRONG = 0.25
 UPDATES_PER_EPOCH = 100
 
 
@@ -126,7 +127,7 @@ class StopWhenSolved(keras.callbacks.Callback):
         self.max_length, self.seed = max_length, seed
 
     def on_epoch_end(self, epoch, logs=None):
-        if logs["val_loss"] > SOLVED_LOSS:
+        if logs["val_bits_wrong"] > CHECK_BITS_WRONG:
             return
         loss, share = check_every_length(
             self.model, self.max_length, seed=self.seed + 1000 + epoch
@@ -216,11 +217,12 @@ def main(argv=None):
     )
     model.summary()
 
+    steps = min(UPDATES_PER_EPOCH, arguments.updates)
     started = time.monotonic()
     history = model.fit(
         training,
-        epochs=max(1, arguments.updates // UPDATES_PER_EPOCH),
-        steps_per_epoch=min(UPDATES_PER_EPOCH, arguments.updates),
+        epochs=arguments.updates // steps,
+        steps_per_epoch=steps,
         validation_data=validation,
         callbacks=[
             StopWhenSolved(max_length, seed),
@@ -241,7 +243,7 @@ def main(argv=None):
         "solved": solved,
         "argmax_loss": round(loss, 5),
         "sequences_right": round(share, 4),
-        "updates": len(history.epoch) * UPDATES_PER_EPOCH,
+        "updates": len(history.epoch) * steps,
         "seconds": round(seconds),
         "parameters": int(
             sum(np.prod(w.shape) for w in model.trainable_weights)

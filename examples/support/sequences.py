@@ -26,17 +26,19 @@ def copy_task(
         target                                      the bits
 
     The lengths from `min_length` to `max_length` are cut into `buckets`
-    ranges. A batch has lengths from one of them, drawn at random, and is
-    padded to the longest it may hold, so that short sequences cost less and
-    there are only that many shapes to compile for.
+    ranges, the longer the narrower: what only the longest sequences teach
+    would otherwise be seen too seldom. A batch has lengths from one range,
+    drawn at random, and is padded to the longest it may hold, so that short
+    sequences cost less and there are only that many shapes to compile for.
 
     Yields `(inputs, targets, weights)` of shapes `(batch, time, width + 2)`,
     `(batch, time, width)` and `(batch, time)`. The weights pick the answer
     and give every sequence the same say: with them, the mean over batch and
     time is the mean loss of a bit of an average sequence.
     """
-    edges = np.linspace(min_length - 1, max_length, buckets + 1)
-    edges = tf.constant(edges.round().astype("int32"))
+    edges = _bucket_edges(min_length, max_length, buckets)
+    buckets = len(edges) - 1
+    edges = tf.constant(edges)
     spec_shape = (batch_size, None, width + 2)
 
     def make(step):
@@ -52,6 +54,13 @@ def copy_task(
 
     steps = tf.data.Dataset.range(first_step, np.iinfo("int64").max)
     return steps.map(make, num_parallel_calls=1).prefetch(4)
+
+
+def _bucket_edges(min_length, max_length, buckets):
+    """Largest length of each range, after the one below the smallest."""
+    share = np.sqrt(np.linspace(0.0, 1.0, buckets + 1))
+    edges = min_length - 1 + share * (max_length - min_length + 1)
+    return np.unique(edges.round().astype("int32"))
 
 
 def fixed_length_batch(batch_size, length, width=8, seed=0):

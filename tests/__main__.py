@@ -1,0 +1,78 @@
+"""Run the suite on every backend and count over all of them.
+
+    python -m tests                     all three
+    python -m tests jax torch           some
+    python -m tests torch -- -k mask    with arguments for pytest
+
+The last line is `N passed, N failed, N skipped`. A backend that cannot be
+imported counts as a failure. Expected failures count as skipped; pytest lists
+them with their reasons.
+"""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+
+BACKENDS = ("tensorflow", "jax", "torch")
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run(backend, pytest_arguments):
+    """Run pytest on one backend; returns (passed, failed, skipped)."""
+    print(f"\n=== {backend} ===", flush=True)
+    if importlib.util.find_spec(backend) is None:
+        print(f"{backend} is not installed")
+        return 0, 1, 0
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.xml"
+        finished = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--numprocesses=auto",
+                f"--junit-xml={report}",
+                *pytest_arguments,
+            ],
+            cwd=ROOT,
+            env={**os.environ, "KERAS_BACKEND": backend},
+        )
+        passed, failed, skipped = count(report)
+    if finished.returncode and not failed:
+        failed = 1  # pytest itself broke: nothing collected, or a crash
+    return passed, failed, skipped
+
+
+def count(report):
+    if not report.exists():
+        return 0, 0, 0
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    total, skipped = int(suite.get("tests")), int(suite.get("skipped"))
+    failed = int(suite.get("failures")) + int(suite.get("errors"))
+    return total - skipped - failed, failed, skipped
+
+
+def main(arguments):
+    pytest_arguments = []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        arguments, pytest_arguments = arguments[:cut], arguments[cut + 1 :]
+    backends = arguments or BACKENDS
+    unknown = set(backends) - set(BACKENDS)
+    if unknown:
+        sys.exit(f"unknown backends {sorted(unknown)}; there are {BACKENDS}")
+    results = [run(backend, pytest_arguments) for backend in backends]
+    for backend, (passed, failed, skipped) in zip(backends, results):
+        print(f"{backend}: {passed} passed, {failed} failed, {skipped} skipped")
+    passed, failed, skipped = map(sum, zip(*results))
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

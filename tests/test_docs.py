@@ -1,0 +1,58 @@
+"""Every code block of the README and every docstring example runs."""
+
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_armin
+
+README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_readme_has_code():
+    assert len(BLOCKS) >= 4
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_readme_block(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(BLOCKS[number], f"README block {number}", "exec"), {})
+
+
+def modules():
+    path = keras_armin.__path__
+    for info in pkgutil.iter_modules(path, "keras_armin."):
+        if not info.ispkg:
+            yield info.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_docstring_examples(name):
+    names = {"keras": keras, "keras_armin": keras_armin, "np": np}
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs=names)
+
+    assert result.failed == 0
+    if name in ("keras_armin.armin", "keras_armin.armin_cell"):
+        assert result.attempted > 0
+
+
+def test_the_readme_lists_every_argument():
+    from keras_armin.armin_cell import cell_arguments
+
+    text = README.read_text()
+    for name in cell_arguments():
+        stem = re.sub(r"^(kernel|recurrent|bias)_(?=init|reg|con)", "*_", name)
+        assert f"`{name}`" in text or f"`{stem}`" in text, name
+
+
+def test_all_public_names_exist_and_are_documented():
+    for name in keras_armin.__all__:
+        assert getattr(keras_armin, name).__doc__
