@@ -42,6 +42,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
     """
 
     state_names: tuple[str, ...] = ()
+    wide_weights: tuple[str, ...] = ("temperature",)
 
     def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
         super().__init__(**kwargs)
@@ -74,9 +75,17 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         return step.states[0], step.states
 
     def read_weights(self):
-        """All weights as tensors, in the dtype to compute in."""
+        """All weights as tensors, but for `wide_weights` in the compute dtype.
+
+        The cast is not left to Keras, which casts only inside `__call__`.
+        """
+
+        def dtype_of(variable):
+            wide = variable.name in self.wide_weights
+            return variable.dtype if wide else self.compute_dtype
+
         return {
-            variable.name: ops.convert_to_tensor(variable)
+            variable.name: ops.cast(variable, dtype_of(variable))
             for variable in self.weights
         }
 

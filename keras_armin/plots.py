@@ -2,7 +2,7 @@
 
 from keras_armin.inspection import MemoryTrace
 
-_READ_COLOUR_MAP = "Blues"
+_READ_COLOUR = "#1f5fa8"
 _WRITE_COLOUR = "#d95f02"
 
 
@@ -20,6 +20,7 @@ def plot_memory(trace: MemoryTrace, sample: int = 0, ax=None, title=None):
         weight; writes are orange frames. Masked steps are empty.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
 
     reads = trace.read_weights[sample].T
@@ -31,7 +32,7 @@ def plot_memory(trace: MemoryTrace, sample: int = 0, ax=None, title=None):
         ax = plt.figure(figsize=(width, height), layout="constrained").gca()
     ax.imshow(
         reads,
-        cmap=_READ_COLOUR_MAP,
+        cmap=LinearSegmentedColormap.from_list("", ["white", _READ_COLOUR]),
         vmin=0.0,
         vmax=1.0,
         origin="lower",
@@ -45,7 +46,7 @@ def plot_memory(trace: MemoryTrace, sample: int = 0, ax=None, title=None):
     ax.yaxis.get_major_locator().set_params(integer=True)
     ax.legend(
         handles=[
-            Patch(facecolor="#2171b5", label="read"),
+            Patch(facecolor=_READ_COLOUR, label="read"),
             Patch(facecolor="none", edgecolor=_WRITE_COLOUR, label="written"),
         ],
         loc="lower left",
@@ -62,17 +63,12 @@ def _frame_writes(ax, writes):
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    # A spread-out write frames the slots that take more than an equal share.
+    # A spread-out write frames the slots that take an equal share at least.
     share = 1.0 / writes.shape[0]
     frames = [
         Rectangle((step - 0.5, slot - 0.5), 1.0, 1.0)
-        for slot, step in zip(*(writes > share).nonzero())
+        for slot, step in zip(*(writes >= share).nonzero())
     ]
-    if writes.shape[0] == 1:
-        frames = [
-            Rectangle((step - 0.5, -0.5), 1.0, 1.0)
-            for step in (writes[0] > 0).nonzero()[0]
-        ]
     ax.add_collection(
         PatchCollection(
             frames, facecolor="none", edgecolor=_WRITE_COLOUR, linewidth=1.2

@@ -120,9 +120,9 @@ class MemoryRNN(keras.layers.RNN):
         if self.stateful:
             for variable, state in zip(self.states, run.states):
                 variable.assign(ops.cast(state, variable.dtype))
-        return self._results(run, sequences, mask)
+        return self._results(run)
 
-    def _results(self, run, sequences, mask):
+    def _results(self, run):
         if self.return_sequences:
             output = ops.swapaxes(run.outputs, 0, 1)
         elif self.zero_output_for_mask and run.outputs is not None:
@@ -145,6 +145,7 @@ class MemoryRNN(keras.layers.RNN):
         if self.stateful:
             sequences = self._check_batch_size(sequences)
         start = self._start(sequences, initial_state)
+        sequences = ops.cast(sequences, self.cell.compute_dtype)
         sequences, mask, reset = self._in_time_order(sequences, mask, reset)
         if mask is not None:
             # A NaN in a masked step would come back through the gradient of

@@ -77,6 +77,21 @@ def test_a_trace_of_training_shows_the_samples(rng):
     np.testing.assert_allclose(trace.read_weights.sum(-1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_trace_in_mixed_precision(frozen, rng):
+    layer = ARMIN(UNITS, SLOTS, dtype="mixed_bfloat16", trainable=not frozen)
+    exact = ARMIN(UNITS, SLOTS)
+    x = inputs(rng)
+    exact.build(x.shape)
+    layer.build(x.shape)
+    layer.set_weights(exact.get_weights())
+
+    np.testing.assert_array_equal(
+        trace_memory(layer, x).write_slots, trace_memory(exact, x).write_slots
+    )
+    assert tuple(layer(x, training=True).shape) == (BATCH, 2 * UNITS)
+
+
 def test_only_memory_layers_can_be_traced(rng):
     with pytest.raises(TypeError, match="`layer` must be an `ARMIN`"):
         trace_memory(keras.layers.LSTM(3), inputs(rng))
