@@ -27,18 +27,18 @@ def wide_dtype(dtype: str) -> str:
 
 def pointer_to_count(pointer):
     """Number of writes so far, int32 of shape `(batch,)`."""
-    digits = ops.cast(pointer, "int32")
-    place_values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
-    return ops.sum(digits * ops.convert_to_tensor(place_values, "int32"), -1)
+    return ops.sum(ops.cast(pointer, "int32") * _place_values(), axis=-1)
 
 
 def count_to_pointer(count, dtype):
     """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
-    digits = []
-    for _ in range(POINTER_DIGITS):
-        digits.append(ops.mod(count, POINTER_BASE))
-        count = ops.floor_divide(count, POINTER_BASE)
-    return ops.cast(ops.stack(digits, axis=-1), dtype)
+    above = ops.floor_divide(ops.expand_dims(count, -1), _place_values())
+    return ops.cast(ops.mod(above, POINTER_BASE), dtype)
+
+
+def _place_values():
+    values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
+    return ops.convert_to_tensor(values, dtype="int32")
 
 
 def advance(count):

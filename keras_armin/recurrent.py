@@ -376,27 +376,22 @@ def run_cell(
     if training:
         step_noise, sequence_noise = cell.draw_noise(time, batch)
     weights = cell.read_weights()
-    per_step = {
-        "projected": cell.project(weights, sequences, sequence_noise),
-        "noise": {k: v for k, v in step_noise._asdict().items() if _is(v)},
-        "masks": {
-            k: v for k, v in (("mask", mask), ("reset", reset)) if _is(v)
-        },
-    }
+    projected = cell.project(weights, sequences, sequence_noise)
+    drawn = {k: v for k, v in step_noise._asdict().items() if _is(v)}
     anew = cell.get_initial_state(batch_size=batch) if _is(reset) else None
+    # One flat list for the loop: projections, noise, then mask and reset.
+    per_step = [*projected.values(), *drawn.values()]
+    per_step += [x for x in (mask, reset) if _is(x)]
 
-    def step(states, flat_inputs):
-        inputs = keras.tree.pack_sequence_as(per_step, flat_inputs)
-        if anew is not None:
-            restart = inputs["masks"]["reset"]
-            states = _choose(restart, anew, states)
+    def step(states, inputs):
+        inputs = iter(inputs)
+        projected_t = {name: next(inputs) for name in projected}
+        noise_t = StepNoise(**{name: next(inputs) for name in drawn})
+        live = next(inputs) if _is(mask) else None
+        if _is(reset):
+            states = _choose(next(inputs), anew, states)
         result = cell.step(
-            weights,
-            inputs["projected"],
-            states,
-            StepNoise(**inputs["noise"]),
-            sequence_noise,
-            training,
+            weights, projected_t, states, noise_t, sequence_noise, training
         )
         kept = [result.states[0]] if keep_outputs else []
         if trace:
@@ -404,18 +399,15 @@ def run_cell(
                 memory_ops.as_weights(where, cell.memory_slots)
                 for where in (result.read, result.written)
             ]
-        if mask is None:
+        if live is None:
             return result.states, kept
-        live = inputs["masks"]["mask"]
         new_states = _choose(live, result.states, states)
         if keep_outputs and not zero_output_for_mask:
             kept[0] = new_states[0]
             return new_states, kept[:1] + _blank(live, kept[1:])
         return new_states, _blank(live, kept)
 
-    states, kept = backends.scan(
-        step, states, keras.tree.flatten(per_step), unroll=unroll
-    )
+    states, kept = backends.scan(step, states, per_step, unroll=unroll)
     outputs = kept.pop(0) if keep_outputs else None
     return Run(states, outputs, *kept)
 
