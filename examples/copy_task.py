@@ -12,6 +12,7 @@ is in examples/RESULTS.md.
 
 import argparse
 import json
+import math
 import pathlib
 import sys
 import time
@@ -41,7 +42,7 @@ def build_model(max_length, units, memory_dim, updates, seed):
     """
     # From two thirds of the updates on, reads are almost discrete.
     temperature = keras.optimizers.schedules.PolynomialDecay(
-        2.0, decay_steps=updates * 2 // 3, end_learning_rate=0.3
+        2.0, decay_steps=max(1, updates * 2 // 3), end_learning_rate=0.3
     )
     model = keras.Sequential(
         [
@@ -184,7 +185,7 @@ def parse_arguments(argv):
     parser.add_argument("--memory-dim", type=positive, default=32)
     parser.add_argument("--batch-size", type=positive, default=16)
     parser.add_argument(
-        "--updates", type=positive, default=4500, help="at the most"
+        "--updates", type=positive, default=4500, help="most, in hundreds"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -221,7 +222,7 @@ def main(argv=None):
     started = time.monotonic()
     history = model.fit(
         training,
-        epochs=arguments.updates // steps,
+        epochs=math.ceil(arguments.updates / steps),
         steps_per_epoch=steps,
         validation_data=validation,
         callbacks=[
@@ -235,8 +236,8 @@ def main(argv=None):
     loss, share = check_every_length(model, max_length, seed=seed + 10)
     solved = loss < SOLVED_LOSS and share >= SOLVED_SHARE
     length = min(20, max_length)
-    show_answer(model, length, seed)
-    draw_memory(model, length, seed, arguments.output / "memory.png")
+    show_answer(model, length, seed + 10)
+    draw_memory(model, length, seed + 10, arguments.output / "memory.png")
     model.save(arguments.output / "model.keras")
     result = {
         "task": f"copy 1..{max_length}",

@@ -12,6 +12,9 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
 from keras_armin.recurrent import MemoryRNN
 
+# What a schedule may fall to: dividing by 0 would give NaN.
+LOWEST_TEMPERATURE = 1e-3
+
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class ARMIN(MemoryRNN):
@@ -28,7 +31,8 @@ class ARMIN(MemoryRNN):
         temperature: float, or a `keras.optimizers.schedules` schedule. A
             schedule is counted by the weight `temperature_step`, which rises
             by one at each call with `training=True`; the weight `temperature`
-            of the cell holds the current value. Defaults to `1.0`.
+            of the cell holds the current value. A schedule that falls below
+            0.001, as a cosine decay to 0, stays there. Defaults to `1.0`.
         return_sequences: bool. Return the output of every step, or the last.
             Defaults to `False`.
         return_state: bool. Also return the last `output`, `h`, `memory` and
@@ -68,6 +72,8 @@ class ARMIN(MemoryRNN):
     Reference:
         - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
     """
+
+    cell: ARMINCell
 
     def __init__(
         self,
@@ -145,12 +151,12 @@ class ARMIN(MemoryRNN):
 
     def call(
         self,
-        sequences,
-        initial_state=None,
-        mask=None,
-        training=False,
-        reset=None,
-    ):
+        sequences: Any,
+        initial_state: list | None = None,
+        mask: Any = None,
+        training: bool = False,
+        reset: Any = None,
+    ) -> Any:
         if training and self.temperature_schedule is not None:
             self._follow_schedule()
         return super().call(sequences, initial_state, mask, training, reset)
@@ -158,8 +164,16 @@ class ARMIN(MemoryRNN):
     def _follow_schedule(self):
         temperature = self.cell.temperature
         value = self.temperature_schedule(self.temperature_step.value)
-        temperature.assign(ops.cast(value, temperature.dtype))
+        value = ops.cast(value, temperature.dtype)
+        temperature.assign(ops.maximum(value, LOWEST_TEMPERATURE))
         self.temperature_step.assign_add(1)
+
+    def load_own_variables(self, store):
+        # Whether the temperature follows a schedule is no part of the
+        # contract: either kind of layer loads what the other saved.
+        if "temperature_step" in store.keys():
+            if self.temperature_step is not None:
+                self.temperature_step.assign(store["temperature_step"])
 
     def get_config(self):
         config = super().get_config()

@@ -63,7 +63,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
     learnt rows, and can be read.
 
     Use it in `keras.layers.RNN`, or use the layer `ARMIN`, which has the same
-    weights, computes the same numbers, and is faster.
+    weights, computes the same numbers, and can do more.
 
     Args:
         units: int. Size of the hidden state.
@@ -371,7 +371,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         )
 
     @in_own_precision
-    def get_initial_state(self, batch_size=None):
+    def get_initial_state(self, batch_size: Any = None) -> list:
         def start(size):
             return ops.zeros((batch_size, size), dtype=self.compute_dtype)
 

@@ -1,5 +1,8 @@
 """Keras callbacks for training with a memory."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -8,6 +11,7 @@ from keras_armin import checks
 from keras_armin import keras_private
 from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import ARMINCell
+from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.recurrent import MemoryRNN
 
@@ -23,13 +27,19 @@ class TemperatureAnnealing(keras.callbacks.Callback):
         per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
             counted over the whole training, epochs as `fit` numbers them, so
             with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
-            it was. Defaults to `"batch"`.
-        initial_step: int. First batch number. Defaults to `0`.
+            it was. Defaults to `"batch"`. With `steps_per_execution` the
+            batches of one execution share the temperature of the first.
+        initial_step: int. Number of the first batch. Defaults to `0`.
 
     The current value is added to the logs of an epoch as `temperature`.
     """
 
-    def __init__(self, schedule, per: str = "batch", initial_step: int = 0):
+    def __init__(
+        self,
+        schedule: Callable[[int], Any],
+        per: str = "batch",
+        initial_step: int = 0,
+    ):
         super().__init__()
         if not callable(schedule):
             raise TypeError(
@@ -38,10 +48,12 @@ class TemperatureAnnealing(keras.callbacks.Callback):
             )
         self.schedule = schedule
         self.per = checks.choice("per", per, ("batch", "epoch"))
-        self.step = initial_step
+        self.step = checks.count("initial_step", initial_step)
+        self._first_step_of_epoch = self.step
         self._value = None
 
     def on_train_begin(self, logs=None):
+        self._value = None
         layers = keras_private.all_layers(self.model)
         if not any(isinstance(layer, ARMINCell) for layer in layers):
             raise ValueError(
@@ -56,13 +68,16 @@ class TemperatureAnnealing(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch, logs=None):
+        self._first_step_of_epoch = self.step
         if self.per == "epoch":
             self._set(epoch)
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.per == "batch":
-            self._set(self.step)
-            self.step += 1
+            self._set(self._first_step_of_epoch + batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step = self._first_step_of_epoch + batch + 1
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None and self._value is not None:
@@ -85,7 +100,8 @@ class ValidationState(keras.callbacks.Callback):
     """Keeps validation inside `fit` from disturbing stateful layers.
 
     Validation starts from the initial state, and training goes on afterwards
-    from where it was. Only layers of this package are looked after.
+    from where it was. Only layers of this package are looked after. Use one
+    object for one `fit`.
 
     Args:
         reset_each_epoch: bool. Also start every epoch from the initial state.
@@ -139,7 +155,7 @@ class SlotUsage(keras.callbacks.Callback):
 
     Added to the logs, and so to `History`, `CSVLogger` and `TensorBoard`:
 
-    - `slot_usage`: fraction of the slots that were read at least once;
+    - `slot_usage`: fraction of the slots that were ever the favoured one;
     - `read_entropy`: entropy in bits of the reads taken together, 0 where
       always the same slot is read, log2(memory_slots) where all are read
       alike.
@@ -156,7 +172,13 @@ class SlotUsage(keras.callbacks.Callback):
             Defaults to `""`.
     """
 
-    def __init__(self, layer, sequences, inputs_model=None, prefix: str = ""):
+    def __init__(
+        self,
+        layer: keras.layers.RNN,
+        sequences: Any,
+        inputs_model: keras.Model | None = None,
+        prefix: str = "",
+    ):
         super().__init__()
         self.layer = layer
         self.sequences = sequences
@@ -170,12 +192,18 @@ class SlotUsage(keras.callbacks.Callback):
         sequences = self.sequences
         if self.inputs_model is not None:
             sequences = self.inputs_model(sequences)
-        share = read_share(trace_memory(self.layer, sequences))
-        logs[f"{self.prefix}slot_usage"] = float(np.mean(share > 0))
-        logs[f"{self.prefix}read_entropy"] = entropy_in_bits(share)
+        trace = trace_memory(self.layer, sequences)
+        logs[f"{self.prefix}slot_usage"] = slot_usage(trace)
+        logs[f"{self.prefix}read_entropy"] = entropy_in_bits(read_share(trace))
 
 
-def read_share(trace) -> np.ndarray:
+def slot_usage(trace: MemoryTrace) -> float:
+    """Fraction of the slots that some step favoured."""
+    slots = trace.read_weights.shape[-1]
+    return np.isin(np.arange(slots), trace.read_slots).sum() / slots
+
+
+def read_share(trace: MemoryTrace) -> np.ndarray:
     """Fraction of all reads that went to each slot."""
     total = trace.read_weights.sum(axis=(0, 1), dtype="float64")
     return total / total.sum()

@@ -60,7 +60,9 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         self._prepared = None
 
     @in_own_precision
-    def call(self, inputs, states, training=False):
+    def call(
+        self, inputs: Any, states: list, training: bool = False
+    ) -> tuple[Any, list]:
         self._check_step(inputs, states)
         step_noise, sequence_noise = self._noise_of_step(states, training)
         weights = self.read_weights()
@@ -80,14 +82,14 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         The cast is not left to Keras, which casts only inside `__call__`.
         """
 
-        def dtype_of(variable):
-            wide = variable.name in self.wide_weights
-            return variable.dtype if wide else self.compute_dtype
+        def read(variable):
+            if variable.name in self.wide_weights:
+                # A copy: a schedule may change the variable before torch
+                # goes backwards.
+                return ops.copy(variable)
+            return ops.cast(variable, self.compute_dtype)
 
-        return {
-            variable.name: ops.cast(variable, dtype_of(variable))
-            for variable in self.weights
-        }
+        return {variable.name: read(variable) for variable in self.weights}
 
     # --- noise --------------------------------------------------------------
 

@@ -49,6 +49,16 @@ def positive(name, value, takes="a finite number above 0"):
     return number
 
 
+def count(name, value):
+    """A whole number from 0 on."""
+    takes = "a whole number from 0 on"
+    if _is_bool(value) or not isinstance(value, numbers.Integral):
+        raise TypeError(_say(name, value, takes))
+    if value < 0:
+        raise ValueError(_say(name, value, takes))
+    return int(value)
+
+
 def flag(name, value):
     if not _is_bool(value):
         raise TypeError(_say(name, value, "True or False"))
@@ -105,6 +115,11 @@ def states(name, value, state_names, state_size, batch_size, layer_name):
             f"Received: {got}"
         )
     for state_name, state, state_width in zip(state_names, value, state_size):
+        if not hasattr(state, "shape"):
+            raise TypeError(
+                f"Argument `{name} ({state_name})` of layer '{layer_name}' "
+                f"must be a tensor. Received: {state!r}"
+            )
         shape(
             f"{name} ({state_name})",
             state.shape,

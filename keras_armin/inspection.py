@@ -1,5 +1,6 @@
 """Looking inside: which slots are read and written at each step."""
 
+from typing import Any
 from typing import NamedTuple
 
 import keras
@@ -36,11 +37,11 @@ def _favoured(weights):
 
 def trace_memory(
     layer: keras.layers.RNN,
-    sequences,
-    initial_state=None,
-    mask=None,
+    sequences: Any,
+    initial_state: list | None = None,
+    mask: Any = None,
     training: bool = False,
-    reset=None,
+    reset: Any = None,
 ) -> MemoryTrace:
     """Run a memory layer and tell which slots it read and wrote.
 
@@ -94,7 +95,9 @@ def _as_memory_layer(layer):
 def _wrap(rnn):
     """A layer of ours around the cell of a `keras.layers.RNN`."""
     after_loading = rnn.cell.after_loading
-    wrapped = MemoryRNN(rnn.cell, go_backwards=rnn.go_backwards)
+    wrapped = MemoryRNN(
+        rnn.cell, go_backwards=rnn.go_backwards, dtype=rnn.cell.dtype_policy
+    )
     rnn.cell.after_loading = after_loading
     if rnn.stateful and rnn.states is not None:
         wrapped.stateful = True

@@ -7,6 +7,8 @@ here keeps state, so each function can be tested alone.
 from typing import Any
 from typing import NamedTuple
 
+import keras
+import numpy as np
 from keras import ops
 
 # The pointer counts how many writes a sample has made since its last reset,
@@ -39,6 +41,16 @@ def count_to_pointer(count, dtype):
 def _place_values():
     values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
     return ops.convert_to_tensor(values, dtype="int32")
+
+
+def check_pointer(pointer):
+    """Refuse a NumPy array that no count could have given."""
+    if not np.isin(pointer, np.arange(POINTER_BASE)).all():
+        raise ValueError(
+            "State `pointer` must hold whole numbers from 0 to "
+            f"{POINTER_BASE - 1}, the digits of the number of writes, lowest "
+            f"first. Received: {np.unique(pointer)}"
+        )
 
 
 def advance(count):
@@ -97,8 +109,11 @@ def read(memory, where: Address):
     if where.weights is None:
         index = ops.expand_dims(ops.expand_dims(where.slot, -1), -1)
         return ops.squeeze(ops.take_along_axis(memory, index, axis=1), axis=1)
-    weights = ops.cast(where.weights, memory.dtype)
-    return ops.sum(ops.expand_dims(weights, -1) * memory, axis=1)
+    # A sum over thousands of slots does not survive in float16.
+    wide = _wide(memory)
+    weights = ops.expand_dims(ops.cast(where.weights, wide), -1)
+    read = ops.sum(weights * ops.cast(memory, wide), axis=1)
+    return ops.cast(read, memory.dtype)
 
 
 def write_slot(count, slot, memory_slots: int):
@@ -124,8 +139,15 @@ def soft_write_weights(count, read_weights):
 
 def blend(memory, weights, value):
     """Move each row towards `value` by its weight."""
-    weights = ops.expand_dims(ops.cast(weights, memory.dtype), -1)
-    return (1 - weights) * memory + weights * ops.expand_dims(value, 1)
+    wide = _wide(memory)
+    weights = ops.expand_dims(ops.cast(weights, wide), -1)
+    value = ops.expand_dims(ops.cast(value, wide), 1)
+    mixed = (1 - weights) * ops.cast(memory, wide) + weights * value
+    return ops.cast(mixed, memory.dtype)
+
+
+def _wide(x):
+    return wide_dtype(keras.backend.standardize_dtype(x.dtype))
 
 
 def as_weights(where, memory_slots: int):

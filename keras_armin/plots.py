@@ -1,12 +1,19 @@
 """Pictures. matplotlib is imported only when one is drawn."""
 
+from typing import Any
+
 from keras_armin.inspection import MemoryTrace
 
 _READ_COLOUR = "#1f5fa8"
 _WRITE_COLOUR = "#d95f02"
 
 
-def plot_memory(trace: MemoryTrace, sample: int = 0, ax=None, title=None):
+def plot_memory(
+    trace: MemoryTrace,
+    sample: int = 0,
+    ax: Any = None,
+    title: str | None = None,
+) -> Any:
     """Draw what one sample read and wrote: time across, slots up.
 
     Args:

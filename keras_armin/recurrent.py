@@ -98,6 +98,9 @@ class MemoryRNN(keras.layers.RNN):
         initial_state = args[0] if args else kwargs.get("initial_state")
         if initial_state is not None:
             self._check_initial_state(initial_state, sequences.shape[0])
+        for name in ("mask", "reset"):
+            if kwargs.get(name) is not None:
+                self._check_flags(name, kwargs[name], sequences)
         return super().compute_output_spec(sequences, *args, **kwargs)
 
     def compute_mask(self, sequences, mask):
@@ -110,12 +113,12 @@ class MemoryRNN(keras.layers.RNN):
 
     def call(
         self,
-        sequences,
-        initial_state=None,
-        mask=None,
-        training=False,
-        reset=None,
-    ):
+        sequences: Any,
+        initial_state: list | None = None,
+        mask: Any = None,
+        training: bool = False,
+        reset: Any = None,
+    ) -> Any:
         run = self._run(sequences, initial_state, mask, training, reset)
         if self.stateful:
             for variable, state in zip(self.states, run.states):
@@ -199,7 +202,7 @@ class MemoryRNN(keras.layers.RNN):
         if mask is None:
             return None
         mask = ops.cast(mask, "bool")
-        self._check_shape("mask", mask, sequences.shape[:2], "(batch, time)")
+        self._check_flags("mask", mask, sequences)
         return mask
 
     def _find_reset(self, sequences, reset):
@@ -207,22 +210,17 @@ class MemoryRNN(keras.layers.RNN):
         if reset is None:
             return None
         reset = ops.cast(reset, "bool")
+        self._check_flags("reset", reset, sequences)
         if len(reset.shape) == 1:
-            self._check_shape(
-                "reset", reset, sequences.shape[:1], "(batch,) or (batch, time)"
-            )
             time = ops.arange(ops.shape(sequences)[1])
             first = time[-1] if self.go_backwards else time[0]
             return ops.logical_and(reset[:, None], (time == first)[None, :])
-        self._check_shape(
-            "reset", reset, sequences.shape[:2], "(batch,) or (batch, time)"
-        )
         return reset
 
-    def get_initial_state(self, batch_size):
+    def get_initial_state(self, batch_size: Any) -> list:
         return list(self.cell.get_initial_state(batch_size=batch_size))
 
-    def reset_state(self):
+    def reset_state(self) -> None:
         """Start anew: every sample gets the cell's initial state."""
         if self.states is None:
             return
@@ -253,6 +251,7 @@ class MemoryRNN(keras.layers.RNN):
             self._check_shape(
                 f"state[{name!r}]", array, variable.shape, "(batch, size)"
             )
+        memory_ops.check_pointer(arrays[names.index("pointer")])
         for array, variable in zip(arrays, self.states):
             variable.assign(ops.cast(array, variable.dtype))
 
@@ -313,6 +312,13 @@ class MemoryRNN(keras.layers.RNN):
             batch_size,
             self.name,
         )
+
+    def _check_flags(self, name, value, sequences):
+        meaning, axes = "(batch, time)", 2
+        if name == "reset":
+            meaning = "(batch,) or (batch, time)"
+            axes = 1 if len(value.shape) == 1 else 2
+        self._check_shape(name, value, sequences.shape[:axes], meaning)
 
     def _check_shape(self, name, value, expected, meaning):
         checks.shape(name, value.shape, expected, self.name, meaning)

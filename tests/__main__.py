@@ -18,6 +18,12 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 
 BACKENDS = ("tensorflow", "jax", "torch")
+# There is a process for each core already, and the sizes are tiny.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+}
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -40,7 +46,7 @@ def run(backend, pytest_arguments):
                 *pytest_arguments,
             ],
             cwd=ROOT,
-            env={**os.environ, "KERAS_BACKEND": backend},
+            env={**ONE_THREAD, **os.environ, "KERAS_BACKEND": backend},
         )
         passed, failed, skipped = count(report)
     if finished.returncode and not failed:

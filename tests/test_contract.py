@@ -392,6 +392,29 @@ def test_low_precision_follows_float32(make, policy, rng):
     assert (memory[:, 2099] != 0).all()
 
 
+@pytest.mark.parametrize("addressing", ["relaxed", "soft"])
+def test_a_read_over_thousands_of_slots_survives_float16(addressing):
+    """All slots hold 1 and the output gate is half open: 0.5, however read."""
+    layer = ARMIN(
+        2,
+        4096,
+        addressing=addressing,
+        temperature=5.0,
+        learn_initial_state=True,
+        output_activation=None,
+        kernel_initializer="zeros",
+        recurrent_initializer="zeros",
+        dtype="mixed_float16",
+    )
+    layer.build((None, None, 1))
+    layer.cell.initial_memory.assign(np.ones((4096, 2)))
+    outputs = layer(np.zeros((1, 1, 1), "float32"), training=True)
+
+    np.testing.assert_allclose(
+        array(ops.cast(outputs, "float32"))[:, 2:], 0.5, atol=2e-3
+    )
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_training_in_mixed_precision(policy, rng):
     layer = ARMIN(

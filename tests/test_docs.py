@@ -53,6 +53,13 @@ def test_the_readme_lists_every_argument():
         assert f"`{name}`" in text or f"`{stem}`" in text, name
 
 
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
+    assert links
+    for link in links:
+        assert (README.parent / link).exists(), link
+
+
 def test_all_public_names_exist_and_are_documented():
     for name in keras_armin.__all__:
         assert getattr(keras_armin, name).__doc__

@@ -162,6 +162,11 @@ def test_wrong_shapes_of_initial_states(rng):
         layer(inputs(rng), initial_state=good_states(batch=2))
 
 
+def test_initial_states_that_are_no_tensors(rng):
+    with pytest.raises(TypeError, match=r"initial_state \(output\).*tensor.*0"):
+        ARMIN(UNITS, SLOTS)(inputs(rng), initial_state=[0, 0, 0, 0])
+
+
 def test_wrong_states_of_the_cell(rng):
     cell = ARMINCell(UNITS, SLOTS)
     x = inputs(rng)[:, 0]
@@ -183,6 +188,9 @@ def test_masks_and_resets_of_a_wrong_shape(name, rng):
     wrong = np.ones((BATCH, TIME + 1), bool)
     with pytest.raises(ValueError, match=rf"`{name}`.*\(3, 7\).*\(3, 8\)"):
         layer(inputs(rng), **{name: wrong})
+    symbolic = keras.Input((TIME + 1,), dtype="bool")
+    with pytest.raises(ValueError, match=rf"`{name}`.*7\).*8\)"):
+        layer(keras.Input((TIME, FEATURES)), **{name: symbolic})
 
 
 def test_an_unsupported_backend_is_named():

@@ -19,8 +19,10 @@ from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import as_rnn
 from tests.helpers import compiled
+from tests.helpers import fix_noise
 from tests.helpers import gradients
 from tests.helpers import inputs
+from tests.helpers import random_noise
 from tests.helpers import randomise
 
 OUTPUT = UNITS + DIM
@@ -165,8 +167,9 @@ def test_the_mask_handed_on_is_turned_with_the_outputs(rng):
     close(model(padded), expected)
 
 
-@pytest.mark.parametrize("addressing", ["hard", "soft"])
-def test_nan_in_masked_steps_reaches_nothing(addressing, rng):
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
+def test_nan_in_masked_steps_reaches_nothing(addressing, training, rng):
     layer = built(
         rng=rng, addressing=addressing, write_inputs=True, return_sequences=True
     )
@@ -174,9 +177,7 @@ def test_nan_in_masked_steps_reaches_nothing(addressing, rng):
     poisoned = np.where(MASK[..., None], x, np.nan).astype("float32")
 
     close(layer(poisoned, mask=MASK), layer(x, mask=MASK))
-    found, found_x = gradients(
-        layer, poisoned, training=addressing == "soft", mask=MASK
-    )
+    found, found_x = gradients(layer, poisoned, training=training, mask=MASK)
     for name, gradient in found.items():
         assert gradient is None or np.isfinite(gradient).all(), name
     assert np.isfinite(found_x).all()
@@ -184,13 +185,17 @@ def test_nan_in_masked_steps_reaches_nothing(addressing, rng):
 
 
 @both
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
-def test_nan_in_one_sample_reaches_no_other(make, addressing, rng):
+def test_nan_in_one_sample_reaches_no_other(
+    make, addressing, training, rng, monkeypatch
+):
+    fix_noise(monkeypatch, random_noise(rng))
     layer = built(make, rng, addressing=addressing, content_addressing=True)
     x = inputs(rng)
-    expected = array(layer(x))
+    expected = array(layer(x, training=training))
     x[1, 2, 0] = np.nan
-    outputs = array(layer(x))
+    outputs = array(layer(x, training=training))
 
     assert np.isnan(outputs[1]).any()
     close(outputs[[0, 2]], expected[[0, 2]])

@@ -7,6 +7,7 @@ import pytest
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin.callbacks import TemperatureAnnealing
+from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import BOTH
 from tests.helpers import FEATURES
@@ -112,6 +113,45 @@ def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
     assert float(loaded.layers[0].temperature.numpy()) == 2.0
 
 
+def test_a_schedule_that_ends_at_zero_stays_finite(rng):
+    layer = ARMIN(
+        4, 3, temperature=keras.optimizers.schedules.CosineDecay(2.0, 2)
+    )
+    model = model_with(layer)
+    history = fit(model, rng, batches=2, epochs=3)
+
+    assert np.isfinite(history.history["loss"]).all()
+    assert float(layer.temperature.numpy()) == pytest.approx(1e-3)
+
+
+def test_a_layer_with_a_schedule_can_be_used_twice_in_a_model(rng):
+    layer = scheduled(return_sequences=True)
+    a, b = keras.Input((TIME, FEATURES)), keras.Input((TIME, FEATURES))
+    model = keras.Model([a, b], keras.layers.Dense(1)(layer(a) - layer(b)))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x = inputs(rng)
+    model.fit([x, x[::-1].copy()], np.ones((BATCH, TIME, 1)), verbose=0)
+
+    assert int(layer.temperature_step.numpy()) == 2
+
+
+@pytest.mark.parametrize("first", ["schedule", "number"])
+def test_weights_pass_between_a_schedule_and_a_number(first, rng, tmp_path):
+    layers = [scheduled(), ARMIN(4, 3, temperature=0.5)]
+    if first == "number":
+        layers.reverse()
+    models = [model_with(layer) for layer in layers]
+    fit(models[0], rng, batches=2)
+    models[0].save_weights(tmp_path / "a.weights.h5")
+    models[1].load_weights(tmp_path / "a.weights.h5")
+
+    expected = 4.0 if first == "schedule" else 0.5
+    assert float(layers[1].temperature.numpy()) == expected
+    np.testing.assert_array_equal(
+        array(layers[1].cell.kernel), array(layers[0].cell.kernel)
+    )
+
+
 def test_the_temperature_matters(rng):
     """Low temperatures bring a soft read close to the best slot."""
     x = inputs(rng)
@@ -172,6 +212,39 @@ def test_the_callback_anneals_per_epoch(make, rng):
     assert seen.seen == [3.0, 3.0, 2.0, 2.0]
 
 
+def test_the_callback_can_be_used_again(rng):
+    callback = TemperatureAnnealing(lambda epoch: 3.0, per="epoch")
+    for _ in range(2):
+        layer = ARMIN(4, 3)
+        fit(model_with(layer), rng, 1, callbacks=[callback])
+        assert float(layer.temperature.numpy()) == 3.0
+
+
+def test_the_callback_goes_on_counting_in_the_next_fit(rng):
+    model = model_with(ARMIN(4, 3))
+    callback, seen = TemperatureAnnealing(halving()), Temperatures()
+    for _ in range(2):
+        fit(model, rng, 2, callbacks=[callback, seen])
+
+    assert seen.seen == [8.0, 4.0, 2.0, 1.0]
+    start = TemperatureAnnealing(halving(), initial_step=3)
+    fit(model, rng, 1, callbacks=[start, seen])
+    assert seen.seen[-1] == 1.0
+
+
+@pytest.mark.skipif(
+    BACKEND == "torch", reason="Keras refuses steps_per_execution on torch"
+)
+def test_the_callback_counts_batches_of_longer_executions(rng):
+    model = model_with(ARMIN(4, 3))
+    model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=2)
+    callback = TemperatureAnnealing(halving())
+    fit(model, rng, 4, 2, callbacks=[callback])
+
+    assert callback.step == 8
+    assert float(model.layers[0].temperature.numpy()) == 8.0 / 2**6
+
+
 def test_the_callback_finds_cells_at_any_depth(rng):
     inner = keras.Sequential(
         [
@@ -197,6 +270,10 @@ def test_the_callback_finds_cells_at_any_depth(rng):
 def test_the_callback_says_what_is_wrong(rng):
     with pytest.raises(TypeError, match="schedule"):
         TemperatureAnnealing(0.5)
+    with pytest.raises(ValueError, match="`initial_step` must be .*-1"):
+        TemperatureAnnealing(halving(), initial_step=-1)
+    with pytest.raises(TypeError, match="`initial_step` must be .*'a'"):
+        TemperatureAnnealing(halving(), initial_step="a")
     with pytest.raises(ValueError, match="per.*'batch', 'epoch'.*'step'"):
         TemperatureAnnealing(halving(), per="step")
     with pytest.raises(ValueError, match="schedule of its own"):
