@@ -122,6 +122,9 @@ class MemoryRNN(keras.layers.RNN):
         run = self._run(sequences, initial_state, mask, training, reset)
         if self.stateful:
             for variable, state in zip(self.states, run.states):
+                # On JAX a gradient would pass through the variable, if the
+                # layer is called twice in what is differentiated.
+                state = ops.stop_gradient(state)
                 variable.assign(ops.cast(state, variable.dtype))
         return self._results(run)
 
