@@ -229,6 +229,7 @@ def main(argv=None):
             StopWhenSolved(max_length, seed),
             keras.callbacks.CSVLogger(str(arguments.output / "log.csv")),
         ],
+        shuffle=False,
         verbose=1 if sys.stdout.isatty() else 2,
     )
     seconds = time.monotonic() - started

@@ -171,9 +171,9 @@ class ARMIN(MemoryRNN):
     def load_own_variables(self, store):
         # Whether the temperature follows a schedule is no part of the
         # contract: either kind of layer loads what the other saved.
-        if "temperature_step" in store.keys():
-            if self.temperature_step is not None:
-                self.temperature_step.assign(store["temperature_step"])
+        has_step = self.temperature_step is not None
+        if has_step == ("temperature_step" in store.keys()):
+            super().load_own_variables(store)
 
     def get_config(self):
         config = super().get_config()

@@ -279,9 +279,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
             self._build_norms()
         if self.content_addressing:
             self.query_kernel = self.add_kernel(
-                "query_kernel", "kernel", self.input_dim + self.units,
+                "query_kernel",
+                "kernel",
+                self.input_dim + self.units,
                 [self.memory_dim],
-            )  # fmt: skip
+            )
             self.content_scale = self.add_weight(
                 shape=(), initializer="zeros", name="content_scale"
             )
@@ -413,8 +415,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return StepNoise(gumbel, zoneout)
 
     @property
-    def recurrent_sizes(self):
-        """What `recurrent_dropout` drops: h, then r."""
+    def recurrent_width(self):
+        """`recurrent_dropout` acts on h, then r."""
         return self.units + self.memory_dim
 
     def get_config(self):

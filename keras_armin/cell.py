@@ -34,7 +34,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
       `pointer`, the number of writes;
     - `step_draws`: how many times a step draws random numbers, and
       `draw_step_noise(leading, seeds)`, which draws them;
-    - `recurrent_sizes`: the width that `recurrent_dropout` acts on;
+    - `recurrent_width`: the width that `recurrent_dropout` acts on;
     - `project(weights, inputs, sequence_noise)`: all that depends on the
       inputs alone, for any leading axes, as a dict of tensors;
     - `step(weights, projected, states, step_noise, sequence_noise,
@@ -109,7 +109,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
 
         return SequenceNoise(
             mask(self.dropout, self.input_dim),
-            mask(self.recurrent_dropout, self.recurrent_sizes),
+            mask(self.recurrent_dropout, self.recurrent_width),
         )
 
     def _noise_of_step(self, states, training):
@@ -137,7 +137,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         """Called by `keras.layers.RNN` before its loop: prepare the noise."""
         self._prepared = None
         # Where nobody says whether this is training, draw to be safe.
-        if keras_private.is_training(self) is not False:
+        if keras_private.is_training() is not False:
             self._prepared = self._prepare(ops.shape(step_input)[0])
 
     def get_recurrent_dropout_mask(self, step_input):

@@ -9,6 +9,7 @@ import functools
 import keras
 from keras.src.backend import get_keras_mask as attached_mask
 from keras.src.backend.common import dtypes
+from keras.src.backend.common import global_state
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 __all__ = [
@@ -20,13 +21,14 @@ __all__ = [
 ]
 
 
-def is_training(layer):
-    """The `training` value of the call under way, or None if not known.
+def is_training():
+    """The `training` value of the layer call under way, None if not known.
 
     `keras.layers.RNN` prepares a cell before its loop without saying whether
     it trains.
     """
-    return layer._get_call_context().get_value("training")
+    context = global_state.get_global_attribute("current_call_ctx")
+    return None if context is None else context.get_value("training")
 
 
 def all_layers(model):

@@ -19,7 +19,7 @@ class Probe(keras_private.DropoutRNNCell, keras.layers.Layer):
         self.events = []
 
     def get_dropout_mask(self, step_input):
-        self.events.append(("before", keras_private.is_training(self)))
+        self.events.append(("before", keras_private.is_training()))
 
     def get_recurrent_dropout_mask(self, step_input):
         pass
@@ -52,6 +52,10 @@ def test_training_is_inherited_from_the_model():
     model(np.zeros((1, 2, 2), "float32"), training=True)
 
     assert cell.events[0] == ("before", True)
+
+
+def test_outside_of_a_call_nobody_knows():
+    assert keras_private.is_training() is None
 
 
 def test_masks_are_attached_to_tensors():
