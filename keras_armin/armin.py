@@ -8,12 +8,17 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_armin import checks
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
 from keras_armin.recurrent import MemoryRNN
 
 # What a schedule may fall to: dividing by 0 would give NaN.
 LOWEST_TEMPERATURE = 1e-3
+_TEMPERATURE_TAKES = (
+    "a finite number above 0, or an instance of a schedule of "
+    "`keras.optimizers.schedules`"
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -117,7 +122,9 @@ class ARMIN(MemoryRNN):
         given = locals()
         arguments = {name: given[name] for name in cell_arguments()}
         schedule = _as_schedule(temperature)
-        if schedule is not None:
+        if schedule is None:
+            checks.positive("temperature", temperature, _TEMPERATURE_TAKES)
+        else:
             arguments["temperature"] = _value_at(schedule, 0)
         cell = ARMINCell(
             **arguments,

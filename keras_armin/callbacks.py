@@ -1,5 +1,6 @@
 """Keras callbacks for training with a memory."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras import ops
 from keras_armin import checks
 from keras_armin import keras_private
 from keras_armin.armin import ARMIN
+from keras_armin.armin import LOWEST_TEMPERATURE
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
@@ -23,7 +25,8 @@ class TemperatureAnnealing(keras.callbacks.Callback):
 
     Args:
         schedule: A `keras.optimizers.schedules` schedule, or a function from
-            an integer to a float.
+            an integer to a float. Where it falls below 0.001, as a cosine
+            decay to 0, the temperature stays there.
         per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
             counted over the whole training, epochs as `fit` numbers them, so
             with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
@@ -85,7 +88,12 @@ class TemperatureAnnealing(keras.callbacks.Callback):
 
     def _set(self, step):
         value = float(ops.convert_to_numpy(self.schedule(step)))
-        value = checks.positive("schedule(step)", value)
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(
+                "The `schedule` of `TemperatureAnnealing` must give a finite "
+                f"number above 0. At step {step} it gave {value}"
+            )
+        value = max(value, LOWEST_TEMPERATURE)
         if value == self._value:
             return
         self._value = value
@@ -167,7 +175,7 @@ class SlotUsage(keras.callbacks.Callback):
         sequences: Inputs of that layer, `(batch, time, features)`; or, with
             `inputs_model`, inputs of that model.
         inputs_model: Model that makes the layer's inputs, such as
-            `keras.Model(model.input, layer.input)`. Defaults to `None`.
+            `keras.Model(model.inputs, layer.input)`. Defaults to `None`.
         prefix: str. Put before both names, to tell several layers apart.
             Defaults to `""`.
     """

@@ -14,7 +14,8 @@ from keras_armin.recurrent import MemoryRNN
 class MemoryTrace(NamedTuple):
     """What happened in memory, in the order in which steps were processed.
 
-    Masked steps have weights of zero and the slot -1.
+    That is from the end of the sequence on with `go_backwards`. Masked steps
+    have weights of zero and the slot -1.
     """
 
     read_weights: np.ndarray  # (batch, time, slots)
@@ -48,8 +49,9 @@ def trace_memory(
     Args:
         layer: `ARMIN`, or `keras.layers.RNN` around an `ARMINCell`.
         sequences: Inputs of the layer, `(batch, time, features)`. For a layer
-            inside a functional model they can be had with
-            `keras.Model(model.input, layer.input)(inputs)`.
+            inside a model they can be had with
+            `keras.Model(model.inputs, layer.input)(inputs)`, which where a
+            mask is at work is a list of inputs and mask: that is taken too.
         initial_state, mask, training, reset: As in a call of `ARMIN`. The
             state that a stateful layer carries is used and left as it is.
 
@@ -63,7 +65,10 @@ def trace_memory(
     >>> trace.write_slots[0, :4].tolist()
     [0, 1, 2, 3]
     """
-    sequences = ops.convert_to_tensor(sequences)
+    if isinstance(sequences, (list, tuple)) and len(sequences) == 2:
+        sequences, attached = sequences
+        mask = attached if mask is None else mask
+    sequences = _as_tensor(sequences)
     memory_layer = _as_memory_layer(layer)
     if not layer.built:
         layer.build(tuple(sequences.shape))
@@ -77,6 +82,13 @@ def trace_memory(
     return MemoryTrace(
         batch_first(run.read_weights), batch_first(run.write_weights)
     )
+
+
+def _as_tensor(sequences):
+    """Tensors stay as they are, with the mask that may hang on them."""
+    if keras.ops.is_tensor(sequences):
+        return sequences
+    return ops.convert_to_tensor(sequences)
 
 
 def _as_memory_layer(layer):

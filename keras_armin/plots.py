@@ -30,6 +30,16 @@ def plot_memory(
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Patch
 
+    if not isinstance(trace, MemoryTrace):
+        raise TypeError(
+            "Argument `trace` must be what `keras_armin.trace_memory` "
+            f"returns. Received: {type(trace).__name__}"
+        )
+    if sample not in range(len(trace.read_weights)):
+        raise ValueError(
+            "Argument `sample` must be a sample of the batch, from 0 to "
+            f"{len(trace.read_weights) - 1}. Received: {sample!r}"
+        )
     reads = trace.read_weights[sample].T
     writes = trace.write_weights[sample].T
     slots, steps = reads.shape
@@ -78,6 +88,10 @@ def _frame_writes(ax, writes):
     ]
     ax.add_collection(
         PatchCollection(
-            frames, facecolor="none", edgecolor=_WRITE_COLOUR, linewidth=1.2
+            frames,
+            facecolor="none",
+            edgecolor=_WRITE_COLOUR,
+            linewidth=1.2,
+            clip_on=False,
         )
     )

@@ -63,6 +63,12 @@ class MemoryRNN(keras.layers.RNN):
         cell.after_loading = self.reset_state
 
     def build(self, sequences_shape, initial_state_shape=None):
+        if sequences_shape and isinstance(sequences_shape[0], (list, tuple)):
+            raise ValueError(
+                f"Argument `sequences` of layer '{self.name}' must be one "
+                f"tensor. Received: {len(sequences_shape)} of them. States "
+                "are given as `initial_state=[...]`."
+            )
         self._check_sequences_shape(sequences_shape)
         if not self.cell.built:
             self.cell.build((sequences_shape[0], sequences_shape[2]))
@@ -280,6 +286,14 @@ class MemoryRNN(keras.layers.RNN):
         checks.floating("sequences", sequences, self.name)
 
     def _check_sequences_shape(self, shape):
+        if len(shape) == 2:
+            raise ValueError(
+                f"Argument `sequences` of layer '{self.name}' must have shape "
+                f"(batch, time, features). Received: shape {tuple(shape)}. A "
+                "recurrent layer before this one needs "
+                "`return_sequences=True`; tokens need a "
+                "`keras.layers.Embedding`."
+            )
         features = getattr(self.cell, "input_dim", None)
         checks.shape(
             "sequences",

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-settings.register_profile("suite", max_examples=15, deadline=None)
+# New examples on a developer's machine, the same ones in CI.
+settings.register_profile(
+    "suite",
+    max_examples=15,
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+)
 settings.load_profile("suite")
 
 

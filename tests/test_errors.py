@@ -99,6 +99,17 @@ def test_integer_inputs_of_the_cell():
         rnn(np.ones((BATCH, TIME, FEATURES), "int32"))
 
 
+def test_several_tensors_instead_of_one(rng):
+    x = inputs(rng)
+    with pytest.raises(ValueError, match="one tensor.*5 of.*initial_state="):
+        ARMIN(UNITS, SLOTS)([x, *good_states()])
+
+
+def test_a_schedule_that_is_none_is_explained():
+    with pytest.raises(TypeError, match="keras.optimizers.schedules"):
+        ARMIN(UNITS, temperature=lambda step: 1.0)
+
+
 @pytest.mark.parametrize("shape", [(3, 7), (3, 7, 4, 2)])
 def test_inputs_of_a_wrong_rank(shape):
     got = ", ".join(map(str, shape))
@@ -106,6 +117,11 @@ def test_inputs_of_a_wrong_rank(shape):
         ARMIN(UNITS)(np.zeros(shape, "float32"))
     with pytest.raises(ValueError, match=r"\(batch, time, features\)"):
         ARMIN(UNITS)(keras.Input(shape[1:]))
+
+
+def test_a_forgotten_return_sequences_is_guessed(rng):
+    with pytest.raises(ValueError, match="return_sequences=True.*Embedding"):
+        ARMIN(UNITS)(ARMIN(UNITS)(inputs(rng)))
 
 
 def test_another_number_of_features_than_at_first(rng):

@@ -107,6 +107,37 @@ def test_a_trace_in_mixed_precision(frozen, rng):
     assert tuple(layer(x, training=True).shape) == (BATCH, 2 * UNITS)
 
 
+def test_the_inputs_of_a_masked_layer_in_a_model(rng):
+    """`layer.input` is then a list of inputs and mask."""
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]])
+    x = keras.Input((5,), dtype="int32")
+    embedding = keras.layers.Embedding(6, FEATURES, mask_zero=True)
+    layer = ARMIN(UNITS, SLOTS)
+    model = keras.Model(x, keras.layers.Dense(1)(layer(embedding(x))))
+    inputs_model = keras.Model(model.inputs, layer.input)
+    expected = (tokens == 0).tolist()
+
+    for given in (inputs_model(tokens), embedding(tokens)):
+        slots = trace_memory(layer, given).read_slots
+        assert (slots == -1).tolist() == expected
+    model.compile("sgd", "mse")
+    history = model.fit(
+        tokens,
+        np.zeros((2, 1)),
+        verbose=0,
+        callbacks=[SlotUsage(layer, tokens, inputs_model)],
+    )
+    assert 0 < history.history["slot_usage"][0] <= 1
+
+
+def test_pictures_say_what_they_take(rng):
+    trace = trace_memory(ARMIN(UNITS, SLOTS), inputs(rng))
+    with pytest.raises(ValueError, match="`sample`.*0 to 2.*9"):
+        plot_memory(trace, sample=9)
+    with pytest.raises(TypeError, match="`trace`.*trace_memory.*ARMIN"):
+        plot_memory(ARMIN(UNITS))
+
+
 def test_only_memory_layers_can_be_traced(rng):
     with pytest.raises(TypeError, match="`layer` must be an `ARMIN`"):
         trace_memory(keras.layers.LSTM(3), inputs(rng))

@@ -220,6 +220,16 @@ def test_the_callback_can_be_used_again(rng):
         assert float(layer.temperature.numpy()) == 3.0
 
 
+def test_the_callback_stays_above_zero(rng):
+    layer = ARMIN(4, 3)
+    history = fit(
+        model_with(layer), rng, callbacks=[TemperatureAnnealing(lambda _: 0.0)]
+    )
+
+    assert float(layer.temperature.numpy()) == pytest.approx(1e-3)
+    assert np.isfinite(history.history["loss"]).all()
+
+
 def test_the_callback_goes_on_counting_in_the_next_fit(rng):
     model = model_with(ARMIN(4, 3))
     callback, seen = TemperatureAnnealing(halving()), Temperatures()
@@ -288,9 +298,9 @@ def test_the_callback_says_what_is_wrong(rng):
             rng,
             callbacks=[TemperatureAnnealing(halving())],
         )
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="above 0. At step 0 it gave -1.0"):
         fit(
             model_with(ARMIN(4)),
             rng,
-            callbacks=[TemperatureAnnealing(lambda step: 0.0)],
+            callbacks=[TemperatureAnnealing(lambda step: -1.0)],
         )
