@@ -12,6 +12,7 @@ from keras_armin import checks
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
 from keras_armin.recurrent import MemoryRNN
+from keras_armin.sequence import run_armin
 
 # What a schedule may fall to: dividing by 0 would give NaN.
 LOWEST_TEMPERATURE = 1e-3
@@ -167,6 +168,18 @@ class ARMIN(MemoryRNN):
         if training and self.temperature_schedule is not None:
             self._follow_schedule()
         return super().call(sequences, initial_state, mask, training, reset)
+
+    def _loop(self, sequences, states, reset, trace, **arguments):
+        """The fast way, wherever it holds.
+
+        It undoes one-slot writes, and would not find back before a reset.
+        """
+        fast = self.addressing != "soft" and not self.unroll
+        if fast and reset is None and not trace:
+            return run_armin(self.cell, sequences, states, **arguments)
+        return super()._loop(
+            sequences, states, reset=reset, trace=trace, **arguments
+        )
 
     def _follow_schedule(self):
         temperature = self.cell.temperature

@@ -4,11 +4,11 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from keras import ops
-
 from keras_armin import memory as memory_ops
+from keras_armin.backends import ops
 from keras_armin.cell import Step
 from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
 
 
@@ -29,6 +29,31 @@ class Projection(NamedTuple):
     gates: Any
 
 
+class Noise(NamedTuple):
+    """All that is random in one step."""
+
+    step: StepNoise = StepNoise()
+    sequence: SequenceNoise = SequenceNoise()
+
+
+class Moved(NamedTuple):
+    """What a step does to hidden state and memory, and shows on the way."""
+
+    h: Any  # (batch, units), as it is carried
+    memory: Any  # (batch, n, r)
+    c: Any  # (batch, units): the new hidden state, before zoneout
+    r: Any  # (batch, r)
+    gated: Any  # (batch, units + r): h^g and r^g
+    output_gates: Any  # (batch, .): columns of Eq. 6 beyond i, f and g
+    query: Any  # (batch, r), with `content_addressing`
+    scores: Any  # (batch, n): the logits, with noise and temperature
+    address: memory_ops.Address
+    written: Any  # the slot, or the weights, written to
+    replaced: Any  # (batch, r): the row that was overwritten, where asked for
+    input_gates: Any  # (batch, units + r): g^h and g^r before normalisation
+    state_gates: Any  # (batch, 3 units): i, f and g before normalisation
+
+
 class ARMINEquations:
     """What `ARMINCell` computes, from its arguments and given weights.
 
@@ -42,11 +67,11 @@ class ARMINEquations:
         kernel = ops.matmul(inputs, weights["kernel"])
         projected = {"kernel": _plus(kernel, weights.get("bias"))}
         rows = self.input_dim
-        if self.write_inputs:
+        if "write_kernel" in weights and self.write_inputs:
             projected["write"] = ops.matmul(
                 inputs, weights["write_kernel"][:rows]
             )
-        if self.content_addressing:
+        if "query_kernel" in weights:
             projected["query"] = ops.matmul(
                 inputs, weights["query_kernel"][:rows]
             )
@@ -57,73 +82,183 @@ class ARMINEquations:
     ) -> Step:
         """Equations 3 to 10 of the paper, then the write."""
         state = ARMINState(*states)
-        h_tm1 = state.h
-        memory = ops.reshape(
-            state.memory, (-1, self.memory_slots, self.memory_dim)
-        )
         count = memory_ops.pointer_to_count(state.pointer)
-        x = self._split_projection(projected["kernel"])
-        drop_h, drop_r = self._split_recurrent_mask(sequence_noise.recurrent)
-
-        address = self._address(
+        moved = self.move(
             weights,
-            x.address,
             projected,
-            _times(h_tm1, drop_h),
-            memory,
-            step_noise.gumbel,
+            state.h,
+            self.as_matrix(state.memory),
+            count,
+            Noise(step_noise, sequence_noise),
+            training,
+        )
+        output = self.output(weights, moved.output_gates, moved.c, moved.r)
+        pointer = memory_ops.count_to_pointer(
+            memory_ops.advance(count), moved.h.dtype
+        )
+        weights, slot = moved.address
+        return Step(
+            [output, moved.h, self.as_vector(moved.memory), pointer],
+            slot if weights is None else weights,
+            moved.written,
+        )
+
+    def halve(self, weights):
+        """Columns of the recurrence, and columns of the output.
+
+        No step depends on the output of another: its two gates can be
+        computed apart from the other three.
+        """
+        gates = 3 * self.units
+        columns = self.memory_slots + sum(self._gate_sizes) + gates
+        cuts = {
+            "kernel": columns,
+            "bias": columns,
+            "recurrent_kernel": gates,
+            "norm_gain": gates,
+            "norm_bias": gates,
+        }
+        of_state, of_output = dict(weights), {}
+        for name, cut in cuts.items():
+            if name in weights:
+                of_state[name] = weights[name][..., :cut]
+                of_output[name] = weights[name][..., cut:]
+        return of_state, of_output
+
+    def of_recurrence(self, weights):
+        """The weights that `move` uses, without the rows of `project`."""
+        elsewhere = ("kernel", "bias", "initial_state", "initial_memory")
+        used = {k: v for k, v in weights.items() if k not in elsewhere}
+        for name in ("write_kernel", "query_kernel"):
+            if name in used:
+                used[name] = used[name][-self.units :]
+        return used
+
+    def as_matrix(self, memory):
+        return ops.reshape(memory, (-1, self.memory_slots, self.memory_dim))
+
+    def as_vector(self, memory):
+        return ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
+
+    def move(
+        self,
+        weights,
+        projected,
+        h_tm1,
+        memory,
+        count,
+        noise,
+        training,
+        live=None,
+        keep_replaced=False,
+        straight_through=True,
+    ) -> Moved:
+        """Everything but the output, on which no later step depends.
+
+        Args:
+            count: int32 `(batch,)`, the number of writes so far.
+            live: bool `(batch, 1)`; `False` leaves `h` and `memory` alone.
+            keep_replaced: Whether to tell which row was overwritten.
+            straight_through: Whether a hard read has to carry the gradient of
+                the relaxed one. Without, it is one row.
+        """
+        x = self._split_projection(projected["kernel"])
+        drop_h, drop_r = self.split_recurrent_mask(noise.sequence.recurrent)
+        dropped_h = times(h_tm1, drop_h)
+
+        gumbel = noise.step.gumbel if self.needs_gumbel else None
+        query = self._query(weights, projected, dropped_h)
+        scores = self._scores(
+            weights, x.address, query, dropped_h, memory, gumbel
+        )
+        address = memory_ops.address(
+            scores,
+            self.addressing,
+            sampled=gumbel is not None,
+            straight_through=straight_through,
         )
         r = memory_ops.read(memory, address)
-        gated_h, gated_r = self._input_gates(
-            weights, x.input_gates, h_tm1, r, drop_h, drop_r
+
+        both = ops.concatenate([dropped_h, times(r, drop_r)], axis=-1)
+        input_gates = x.input_gates + ops.matmul(
+            both, weights["gate_recurrent_kernel"]
         )
-        c, output = self._integrate(
-            weights, x.gates, h_tm1, r, gated_h, gated_r
+        gated_h, gated_r = self.gate(weights, input_gates, h_tm1, r)
+        gated = ops.concatenate(
+            [times(gated_h, drop_h), times(gated_r, drop_r)], axis=-1
         )
-        h = self._zoneout(c, h_tm1, step_noise.zoneout, training)
+
+        state_gates = self.integrate(weights, x.gates, gated)
+        output_gates = None
+        if state_gates.shape[-1] > 3 * self.units:
+            state_gates, output_gates = ops.split(
+                state_gates, [3 * self.units], axis=-1
+            )
+        c = self.new_state(weights, state_gates, h_tm1)
+        h = self._zoneout(c, h_tm1, noise.step.zoneout, training)
         value = self._written_value(weights, projected, h)
-        memory, written = self._write(memory, address, count, value)
-        flat = ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
-        pointer = memory_ops.count_to_pointer(
-            memory_ops.advance(count), h.dtype
+
+        if live is not None:
+            h = ops.where(live, h, h_tm1)
+        memory_t, written, replaced = self._write(
+            memory, address, count, value, live, keep_replaced
         )
-        read = address.slot if address.weights is None else address.weights
-        return Step([output, h, flat, pointer], read, written)
+        return Moved(
+            h,
+            memory_t,
+            c,
+            r,
+            gated,
+            output_gates,
+            query,
+            scores,
+            address,
+            written,
+            replaced,
+            input_gates,
+            state_gates,
+        )
 
     def _split_projection(self, projected):
-        """Columns: address | g^h g^r | i f g o^h o^r."""
+        """Columns: address | g^h g^r | i f g, and where asked for o^h o^r."""
         gates = self.memory_slots + sum(self._gate_sizes)
         return Projection(
             *ops.split(projected, [self.memory_slots, gates], axis=-1)
         )
 
-    def _split_recurrent_mask(self, mask):
+    def split_recurrent_mask(self, mask):
         if mask is None:
             return None, None
         return ops.split(mask, [self.units], axis=-1)
 
-    def _address(self, weights, x, projected, h, memory, gumbel):
-        """Eq. 9: where to read, in float32 at least."""
-        logits = x + ops.matmul(h, weights["address_recurrent_kernel"])
+    def _scores(self, weights, x, query, h, memory, gumbel):
+        """Eq. 9 before the softmax, in float32 at least."""
         wide = memory_ops.wide_dtype(self.compute_dtype)
+        logits = x + ops.matmul(h, weights["address_recurrent_kernel"])
         logits = ops.cast(logits, wide)
-        if self.content_addressing:
-            query = projected["query"] + ops.matmul(
-                h, weights["query_kernel"][self.input_dim :]
-            )
-            query = ops.expand_dims(ops.cast(query, wide), 1)
-            match = ops.sum(ops.cast(memory, wide) * query, axis=-1)
-            scale = ops.exp(ops.cast(weights["content_scale"], wide))
-            logits = logits + scale * match / math.sqrt(self.memory_dim)
+        if query is not None:
+            match = memory_ops.match(memory, ops.cast(query, wide))
+            logits = logits + self.match_scale(weights) * match
         if gumbel is not None:
-            gumbel = ops.cast(gumbel, wide)
-        temperature = ops.cast(weights["temperature"], wide)
-        return memory_ops.address(logits, temperature, self.addressing, gumbel)
+            logits = logits + ops.cast(gumbel, wide)
+        if gumbel is None and self.addressing != "soft":
+            # The best slot is the best at any temperature.
+            return logits
+        return logits / ops.cast(weights["temperature"], wide)
 
-    def _input_gates(self, weights, x, h, r, drop_h, drop_r):
+    def _query(self, weights, projected, h):
+        if not self.content_addressing:
+            return None
+        rows = weights["query_kernel"][-self.units :]
+        return projected["query"] + ops.matmul(h, rows)
+
+    def match_scale(self, weights):
+        wide = memory_ops.wide_dtype(self.compute_dtype)
+        scale = ops.exp(ops.cast(weights["content_scale"], wide))
+        return scale / math.sqrt(self.memory_dim)
+
+    def gate(self, weights, gates, h, r):
         """Eq. 3 to 5: what of the hidden state and of r takes part."""
-        both = ops.concatenate([_times(h, drop_h), _times(r, drop_r)], axis=-1)
-        gates = x + ops.matmul(both, weights["gate_recurrent_kernel"])
         if self.layer_norm:
             gates = layer_norm(
                 gates,
@@ -132,36 +267,47 @@ class ARMINEquations:
                 weights["gate_norm_bias"],
             )
         g_h, g_r = ops.split(gates, [self.units], axis=-1)
-        gated_h = self.recurrent_activation(g_h) * h
-        gated_r = self.recurrent_activation(g_r) * r
-        return _times(gated_h, drop_h), _times(gated_r, drop_r)
+        sigma = self.recurrent_activation
+        return sigma(g_h) * h, sigma(g_r) * r
 
-    def _integrate(self, weights, x, h_tm1, r, gated_h, gated_r):
-        """Eq. 6 to 8: the new hidden state and the output."""
-        gated = ops.concatenate([gated_h, gated_r], axis=-1)
-        gates = x + ops.matmul(gated, weights["recurrent_kernel"])
+    def integrate(self, weights, x, gated):
+        """Eq. 6 without its activations: those gates that `weights` has."""
+        return x + ops.matmul(gated, weights["recurrent_kernel"])
+
+    def new_state(self, weights, gates, h_tm1):
+        """Eq. 7: the new hidden state."""
+        u, sigma = self.units, self.recurrent_activation
         if self.layer_norm:
             gates = layer_norm(
                 gates,
-                self._five_gate_sizes,
-                weights["norm_gain"],
-                weights["norm_bias"],
+                [u] * 3,
+                weights["norm_gain"][: 3 * u],
+                weights["norm_bias"][: 3 * u],
             )
-        u, sigma = self.units, self.recurrent_activation
-        i, f, g, o_h, *o_r = ops.split(
-            gates, [u, 2 * u, 3 * u, 4 * u][: 3 + self.output_read], axis=-1
-        )
+        i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
         c = sigma(f) * h_tm1 + sigma(i) * self.activation(g)
         if self.layer_norm:
             c = layer_norm(
                 c, [u], weights["state_norm_gain"], weights["state_norm_bias"]
             )
-        c = self.state_activation(c)
-        output = sigma(o_h) * self.output_activation(c)
-        if self.output_read:
-            read = sigma(*o_r) * self.output_activation(r)
-            output = ops.concatenate([output, read], axis=-1)
-        return c, output
+        return self.state_activation(c)
+
+    def output(self, weights, gates, c, r):
+        """Eq. 8."""
+        sizes = self._five_gate_sizes[3:]
+        if self.layer_norm:
+            width = sum(sizes)
+            gates = layer_norm(
+                gates,
+                sizes,
+                weights["norm_gain"][-width:],
+                weights["norm_bias"][-width:],
+            )
+        sigma, activation = self.recurrent_activation, self.output_activation
+        if not self.output_read:
+            return sigma(gates) * activation(c)
+        both = ops.concatenate([activation(c), activation(r)], axis=-1)
+        return sigma(gates) * both
 
     def _zoneout(self, new, old, keep_old, training):
         if not self.zoneout:
@@ -178,18 +324,24 @@ class ARMINEquations:
             value = value + projected["write"]
         return _plus(value, weights.get("write_bias"))
 
-    def _write(self, memory, address, count, value):
-        """The new memory, and the slot or the weights written to."""
+    def _write(self, memory, address, count, value, live, keep_replaced):
+        """The new memory, where it was written to, and the row before that."""
         if address.slot is None:
             weights = memory_ops.soft_write_weights(count, address.weights)
-            return memory_ops.blend(memory, weights, value), weights
+            return memory_ops.blend(memory, weights, value), weights, None
         slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
-        return memory_ops.overwrite(memory, slot, value), slot
+        replaced = None
+        if keep_replaced or live is not None:
+            replaced = memory_ops.row(memory, slot)
+        if live is not None:
+            # Writing back what was there costs one row, not the memory.
+            value = ops.where(live, value, replaced)
+        return memory_ops.overwrite(memory, slot, value), slot, replaced
 
 
 def _plus(x, bias):
     return x if bias is None else x + bias
 
 
-def _times(x, mask):
+def times(x, mask):
     return x if mask is None else x * mask

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
-from keras import ops
+
+from keras_armin import backends
+from keras_armin.backends import ops
 
 # The pointer counts how many writes a sample has made since its last reset,
 # in digits, because Keras casts every state to the compute dtype: bfloat16
@@ -66,49 +68,54 @@ class Address(NamedTuple):
     slot: Any  # int32 (batch,), or None where the write is spread out
 
 
-def relaxed_sample(logits, temperature, gumbel):
-    """Gumbel-softmax sample and the slot it favours."""
-    noisy = (logits + gumbel) / temperature
-    return _softmax(noisy), _argmax(noisy)
+def address(
+    scores, addressing: str, sampled: bool, straight_through: bool = True
+) -> Address:
+    """Turn scores `(batch, n)` into an address.
 
-
-def hard_sample(logits, temperature, gumbel):
-    """One-hot sample with the gradient of the relaxed one."""
-    relaxed, slot = relaxed_sample(logits, temperature, gumbel)
-    one_hot = ops.one_hot(slot, logits.shape[-1], dtype=relaxed.dtype)
-    # Grouped so that the value is exactly one-hot: the bracket is exactly 0.
-    return one_hot + (relaxed - ops.stop_gradient(relaxed)), slot
-
-
-def address(logits, temperature, addressing: str, gumbel=None) -> Address:
-    """Turn logits `(batch, n)` into an address.
-
-    Without `gumbel` noise, `"hard"` and `"relaxed"` take the best slot.
+    `scores` are logits, with Gumbel noise if `sampled`, divided by the
+    temperature. Without noise `"hard"` and `"relaxed"` take the best slot.
     """
     if addressing == "soft":
-        return Address(_softmax(logits / temperature), None)
-    if gumbel is None:
-        return Address(None, _argmax(logits))
-    sample = hard_sample if addressing == "hard" else relaxed_sample
-    return Address(*sample(logits, temperature, gumbel))
+        return Address(softmax(scores), None)
+    slot = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    if not sampled:
+        return Address(None, slot)
+    if addressing == "relaxed":
+        return Address(softmax(scores), slot)
+    weights = with_relaxed_gradient(scores, slot) if straight_through else None
+    return Address(weights, slot)
 
 
-def _softmax(logits):
+def with_relaxed_gradient(scores, slot):
+    """One-hot weights with the gradient of the softmax."""
+    relaxed = softmax(scores)
+    one_hot = ops.one_hot(slot, scores.shape[-1], dtype=relaxed.dtype)
+    # Grouped so that the value is exactly one-hot: the bracket is exactly 0.
+    return one_hot + (relaxed - ops.stop_gradient(relaxed))
+
+
+def softmax(logits):
     if logits.shape[-1] == 1:
         # Keras warns of this case, which a memory of one slot means.
         return ops.ones_like(logits)
     return ops.softmax(logits, axis=-1)
 
 
-def _argmax(logits):
-    return ops.cast(ops.argmax(logits, axis=-1), "int32")
+def match(memory, query):
+    """Inner products of a query `(batch, r)` with all rows: `(batch, n)`."""
+    return backends.matvec(ops.cast(memory, query.dtype), query)
+
+
+def row(memory, slot):
+    """Row `slot` `(batch,)` of each sample."""
+    return backends.take_rows(memory, slot)
 
 
 def read(memory, where: Address):
     """Read from memory `(batch, n, r)`: one row, or a weighted sum of rows."""
     if where.weights is None:
-        index = ops.expand_dims(ops.expand_dims(where.slot, -1), -1)
-        return ops.squeeze(ops.take_along_axis(memory, index, axis=1), axis=1)
+        return row(memory, where.slot)
     # A sum over thousands of slots does not survive in float16.
     wide = _wide(memory)
     weights = ops.expand_dims(ops.cast(where.weights, wide), -1)
@@ -123,10 +130,7 @@ def write_slot(count, slot, memory_slots: int):
 
 def overwrite(memory, slot, value):
     """Replace row `slot` of each sample by `value` `(batch, r)`."""
-    hit = _is_slot(slot, memory.shape[1])
-    return ops.where(
-        ops.expand_dims(hit, -1), ops.expand_dims(value, 1), memory
-    )
+    return backends.put_rows(memory, slot, value)
 
 
 def soft_write_weights(count, read_weights):

@@ -1,6 +1,6 @@
 import keras
-from keras import ops
 
+from keras_armin.backends import ops
 from keras_armin.memory import wide_dtype
 
 # What the authors' code uses; it also keeps gains small over a zero state.
@@ -8,13 +8,14 @@ EPSILON = 1e-3
 
 
 def layer_norm(x, sizes, gain, bias):
-    """Normalise each block of `x` `(batch, sum(sizes))` for itself."""
+    """Normalise each block of `x` `(..., sum(sizes))` for itself."""
     dtype = x.dtype
     wide = wide_dtype(keras.backend.standardize_dtype(dtype))
     x = ops.cast(x, wide)
     if len(set(sizes)) == 1:
-        blocks = ops.reshape(x, (-1, len(sizes), sizes[0]))
-        normal = ops.reshape(_standardise(blocks), (-1, sum(sizes)))
+        shape = ops.shape(x)
+        blocks = ops.reshape(x, (*shape[:-1], len(sizes), sizes[0]))
+        normal = ops.reshape(_standardise(blocks), shape)
     else:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
         normal = ops.concatenate(

@@ -157,6 +157,9 @@ class MemoryRNN(keras.layers.RNN):
         if self.stateful:
             sequences = self._check_batch_size(sequences)
         start = self._start(sequences, initial_state)
+        if reset is not None and len(reset.shape) == 1:
+            anew = self._start_anew(ops.shape(sequences)[0])
+            start, reset = _choose(reset[:, None], anew, start), None
         sequences = ops.cast(sequences, self.cell.compute_dtype)
         sequences, mask, reset = self._in_time_order(sequences, mask, reset)
         if mask is not None:
@@ -168,17 +171,21 @@ class MemoryRNN(keras.layers.RNN):
         keep_outputs = self.return_sequences or (
             self.zero_output_for_mask and mask is not None
         )
-        return run_cell(
-            self.cell,
+        return self._loop(
             sequences,
             start,
             mask=mask,
             reset=reset,
             training=training,
-            unroll=self.unroll,
             zero_output_for_mask=self.zero_output_for_mask,
             keep_outputs=keep_outputs,
             trace=trace,
+        )
+
+    def _loop(self, sequences, states, **arguments) -> Run:
+        """Run the cell. A subclass may know a faster way."""
+        return run_cell(
+            self.cell, sequences, states, unroll=self.unroll, **arguments
         )
 
     def _start(self, sequences, initial_state):
@@ -189,7 +196,11 @@ class MemoryRNN(keras.layers.RNN):
             # Copies: the variables change before torch goes backwards.
             states = [ops.copy(variable) for variable in self.states]
         else:
-            states = self.get_initial_state(ops.shape(sequences)[0])
+            return self._start_anew(ops.shape(sequences)[0])
+        return [ops.cast(s, self.cell.compute_dtype) for s in states]
+
+    def _start_anew(self, batch):
+        states = self.get_initial_state(batch)
         return [ops.cast(s, self.cell.compute_dtype) for s in states]
 
     def _in_time_order(self, sequences, mask, reset):
@@ -215,15 +226,11 @@ class MemoryRNN(keras.layers.RNN):
         return mask
 
     def _find_reset(self, sequences, reset):
-        """Always `(batch, time)`, True at a step that starts anew."""
+        """True at a sample, or a step of it, that starts anew."""
         if reset is None:
             return None
         reset = ops.cast(reset, "bool")
         self._check_flags("reset", reset, sequences)
-        if len(reset.shape) == 1:
-            time = ops.arange(ops.shape(sequences)[1])
-            first = time[-1] if self.go_backwards else time[0]
-            return ops.logical_and(reset[:, None], (time == first)[None, :])
         return reset
 
     def get_initial_state(self, batch_size: Any) -> list:

@@ -1,26 +1,38 @@
-"""What each backend does differently: a loop over time.
+"""What each backend does differently: loops, gradients, single rows.
 
-`scan(step, states, inputs, unroll)` runs `step(states, inputs_t)`, which
-returns `(new_states, outputs_t)`, along the first axis of `inputs`. States,
-inputs and outputs are flat lists of tensors. It returns the last states and
-the outputs stacked along a new first axis.
+- `ops`: `keras.ops`, or on torch the same functions at less cost.
+- `scan(step, states, inputs, unroll, reverse)` runs `step(states, inputs_t)`,
+  which returns `(new_states, outputs_t)`, along the first axis of `inputs`.
+  States, inputs and outputs are flat lists of tensors. It returns the last
+  states and the outputs stacked along a new first axis.
+- `with_gradient(forward, backward, inputs, constants)` calls
+  `forward(inputs, constants)`, which returns the outputs and what the way back
+  needs, and gives it the gradient `backward(inputs, constants, residuals,
+  output_gradients)`. All are flat lists of tensors.
+- `pullback(function, inputs, output_gradients)`: gradients of a small function
+  inside such a `backward`.
+- `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix
+  in `(batch, n, r)`; `matvec`: each matrix times its vector.
 """
+
+import importlib
 
 import keras
 
-if keras.backend.backend() == "jax":
-    from keras_armin.backends.jax import check_batch_size
-    from keras_armin.backends.jax import scan
-elif keras.backend.backend() == "tensorflow":
-    from keras_armin.backends.tensorflow import check_batch_size
-    from keras_armin.backends.tensorflow import scan
-elif keras.backend.backend() == "torch":
-    from keras_armin.backends.torch import check_batch_size
-    from keras_armin.backends.torch import scan
-else:
+if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
     raise ImportError(
         "keras_armin runs on the Keras backends tensorflow, jax and torch. "
         f"Received: KERAS_BACKEND={keras.backend.backend()!r}"
     )
 
-__all__ = ["check_batch_size", "scan"]
+_backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
+
+add_to_rows = _backend.add_to_rows
+check_batch_size = _backend.check_batch_size
+matvec = _backend.matvec
+ops = _backend.ops
+pullback = _backend.pullback
+put_rows = _backend.put_rows
+scan = _backend.scan
+take_rows = _backend.take_rows
+with_gradient = _backend.with_gradient

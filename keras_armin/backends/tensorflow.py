@@ -1,21 +1,37 @@
 import tensorflow as tf
+from keras import ops
+
+__all__ = [
+    "add_to_rows",
+    "check_batch_size",
+    "matvec",
+    "ops",
+    "pullback",
+    "put_rows",
+    "scan",
+    "take_rows",
+    "with_gradient",
+]
 
 
-def scan(step, states, inputs, unroll=False):
+def scan(step, states, inputs, unroll=False, reverse=False):
     if unroll or tf.executing_eagerly():
-        return _python_loop(step, list(states), inputs)
-    return _graph_loop(step, list(states), inputs)
+        return _python_loop(step, list(states), inputs, reverse)
+    return _graph_loop(step, list(states), inputs, reverse)
 
 
-def _python_loop(step, states, inputs):
+def _python_loop(step, states, inputs, reverse):
     per_step = []
-    for step_inputs in zip(*(tf.unstack(x) for x in inputs)):
+    steps = list(zip(*(tf.unstack(x) for x in inputs)))
+    for step_inputs in reversed(steps) if reverse else steps:
         states, outputs = step(states, list(step_inputs))
         per_step.append(outputs)
+    if reverse:
+        per_step.reverse()
     return states, [tf.stack(column) for column in zip(*per_step)]
 
 
-def _graph_loop(step, states, inputs):
+def _graph_loop(step, states, inputs, reverse):
     length = inputs[0].shape[0]
     if length is None:
         length = tf.shape(inputs[0])[0]
@@ -33,23 +49,66 @@ def _graph_loop(step, states, inputs):
     ]
     shapes = [s.shape for s in states]
 
-    def body(time, states, sinks):
+    def body(count, states, sinks):
+        time = length - 1 - count if reverse else count
         new_states, outputs = step(
             list(states), [source.read(time) for source in sources]
         )
         for new_state, shape in zip(new_states, shapes):
             new_state.set_shape(shape)
         sinks = [sink.write(time, y) for sink, y in zip(sinks, outputs)]
-        return time + 1, list(new_states), sinks
+        return count + 1, list(new_states), sinks
 
     # XLA differentiates only a loop whose number of rounds it knows.
     _, states, sinks = tf.while_loop(
-        lambda time, *_: time < length,
+        lambda count, *_: count < length,
         body,
         (tf.constant(0), states, sinks),
         maximum_iterations=length,
     )
     return states, [sink.stack() for sink in sinks]
+
+
+def take_rows(memory, slot):
+    return tf.gather(memory, slot, batch_dims=1)
+
+
+def put_rows(memory, slot, value):
+    return tf.tensor_scatter_nd_update(memory, _row_index(slot), value)
+
+
+def add_to_rows(memory, slot, value):
+    return tf.tensor_scatter_nd_add(memory, _row_index(slot), value)
+
+
+def _row_index(slot):
+    return tf.stack([tf.range(tf.shape(slot)[0]), slot], axis=-1)
+
+
+def matvec(matrices, vectors):
+    return tf.linalg.matvec(matrices, vectors)
+
+
+def pullback(function, inputs, output_gradients):
+    """Gradients of `function(*inputs)`, a list of tensors, at `inputs`."""
+    with tf.GradientTape() as tape:
+        for x in inputs:
+            tape.watch(x)
+        outputs = function(*inputs)
+    return tape.gradient(outputs, inputs, output_gradients)
+
+
+def with_gradient(forward, backward, inputs, constants):
+    @tf.custom_gradient
+    def function(*inputs):
+        outputs, residuals = forward(inputs, constants)
+
+        def gradient(*gradients):
+            return backward(inputs, constants, residuals, gradients)
+
+        return outputs, gradient
+
+    return function(*inputs)
 
 
 def check_batch_size(sequences, expected):

@@ -1,0 +1,123 @@
+"""ARMIN along a whole sequence: what surrounds the loop of `fused.py`."""
+
+from keras import ops
+
+from keras_armin import backends
+from keras_armin import fused
+from keras_armin import memory as memory_ops
+from keras_armin.armin_equations import ARMINState
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.recurrent import Run
+
+
+def run_armin(
+    cell,
+    sequences,
+    states,
+    *,
+    mask=None,
+    training=False,
+    zero_output_for_mask=False,
+    keep_outputs=True,
+) -> Run:
+    """As `keras_armin.recurrent.run_cell`, for a cell that writes one slot.
+
+    `sequences` has the shape `(time, batch, features)`, `mask`
+    `(time, batch, 1)`.
+    """
+    time, batch = ops.shape(sequences)[:2]
+    step_noise, sequence_noise = StepNoise(), SequenceNoise()
+    if training:
+        step_noise, sequence_noise = cell.draw_noise(time, batch)
+    of_state, of_output = cell.halve(cell.read_weights())
+    state = ARMINState(*states)
+    before, after = _counts(state.pointer, mask, time)
+    constants = {
+        "count": before,
+        "live": mask,
+        "gumbel": step_noise.gumbel,
+        "zoneout": step_noise.zoneout if cell.zoneout else None,
+        "recurrent_dropout": sequence_noise.recurrent,
+    }
+    seen, last = fused.recur(
+        cell,
+        cell.project(of_state, sequences, sequence_noise),
+        cell.of_recurrence(of_state),
+        {"h": state.h, "memory": cell.as_matrix(state.memory)},
+        {name: x for name, x in constants.items() if x is not None},
+        training,
+        last_only=not (keep_outputs or training),
+    )
+
+    def output(inputs, seen):
+        x = cell.project(of_output, inputs, sequence_noise)["kernel"]
+        gates = cell.integrate(of_output, x, seen["gated"])
+        return cell.output(of_output, gates, seen["c"], seen["r"])
+
+    if keep_outputs:
+        outputs = output(sequences, seen)
+        carried = outputs
+        if mask is not None:
+            carried = _repeat(outputs, _latest(mask), state.output)
+        final = carried[-1]
+        if mask is not None and zero_output_for_mask:
+            outputs = ops.where(mask, outputs, ops.zeros_like(outputs))
+        else:
+            outputs = carried
+    else:
+        outputs = None
+        latest = None if mask is None else _latest(mask)[-1]
+        if training:
+            seen = {name: _at(x, latest) for name, x in seen.items()}
+        final = output(_at(sequences, latest), seen)
+        if mask is not None:
+            final = ops.where(latest[:, None] < 0, state.output, final)
+    pointer = memory_ops.count_to_pointer(after, state.h.dtype)
+    states = [final, last["h"], cell.as_vector(last["memory"]), pointer]
+    return Run(states, outputs)
+
+
+def _counts(pointer, mask, time):
+    """Writes before each step `(time, batch)`, and after the last one."""
+    start = memory_ops.pointer_to_count(pointer)
+    if mask is None:
+        before = ops.expand_dims(ops.arange(time, dtype="int32"), -1) + start
+        after = start + time
+    else:
+        written = ops.cast(mask[..., 0], "int32")
+        total = start + ops.cumsum(written, axis=0)
+        before, after = total - written, total[-1]
+    return before, ops.minimum(after, memory_ops.POINTER_MAX)
+
+
+def _latest(mask):
+    """The last live step up to each step, `(time, batch)`; -1 if none."""
+    live = mask[..., 0]
+    time = ops.arange(ops.shape(live)[0], dtype="int32")
+    own = ops.where(live, ops.expand_dims(time, -1), -1)
+
+    def step(states, inputs):
+        latest = ops.maximum(states[0], inputs[0])
+        return [latest], [latest]
+
+    _, (latest,) = backends.scan(step, [ops.full_like(own[0], -1)], [own])
+    return latest
+
+
+def _rows(x, steps):
+    """`x[steps[..., b], b]` of `x` `(time, batch, ...)`; negative ones: 0."""
+    batch = ops.shape(x)[1]
+    flat = ops.reshape(x, (-1, x.shape[-1]))
+    index = ops.maximum(steps, 0) * batch + ops.arange(batch, dtype="int32")
+    return ops.take(flat, index, axis=0)
+
+
+def _at(x, steps):
+    return x[-1] if steps is None else _rows(x, steps)
+
+
+def _repeat(outputs, latest, initial):
+    """At each step the output of the last live one, at first `initial`."""
+    live_before = ops.expand_dims(latest >= 0, -1)
+    return ops.where(live_before, _rows(outputs, latest), initial)
