@@ -84,8 +84,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
             be changed while training: see
             `keras_armin.callbacks.TemperatureAnnealing`. Defaults to `1.0`.
         activation: Activation of the candidate `g`. Defaults to `"tanh"`.
-        recurrent_activation: Activation of all gates. Defaults to
-            `"sigmoid"`.
+        recurrent_activation: Activation of all gates, element by element.
+            Defaults to `"sigmoid"`.
         state_activation: Applied to the new hidden state before it is output
             and carried. Defaults to `None`: the state is not bounded.
         output_activation: Applied to the hidden state and to what was read
@@ -255,12 +255,12 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return self.write_inputs or self.memory_dim != self.units
 
     @property
-    def _gate_sizes(self):
+    def gate_sizes(self):
         """Widths of g^h and g^r."""
         return [self.units, self.memory_dim]
 
     @property
-    def _five_gate_sizes(self):
+    def five_gate_sizes(self):
         """Widths of i, f, g, o^h and, where it is output, o^r."""
         return [self.units] * 4 + [self.memory_dim] * self.output_read
 
@@ -309,7 +309,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         self.built = True
 
     def _build_kernels(self):
-        gates, five = self._gate_sizes, self._five_gate_sizes
+        gates, five = self.gate_sizes, self.five_gate_sizes
         both = self.units + self.memory_dim
         self.kernel = self.add_kernel(
             "kernel",
@@ -352,18 +352,18 @@ class ARMINCell(ARMINEquations, MemoryCell):
             )
 
     def _build_norms(self):
-        gates, five = sum(self._gate_sizes), sum(self._five_gate_sizes)
+        gates, five = sum(self.gate_sizes), sum(self.five_gate_sizes)
         zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
         self.gate_norm_gain = self.add_norm("gate_norm_gain", gates, ones)
         self.gate_norm_bias = self.add_norm("gate_norm_bias", gates, zeros)
         self.norm_gain = self.add_norm("norm_gain", five, ones)
         # A forget bias of 1 in `bias` would be normalised away.
         forget = ones if self.unit_forget_bias else zeros
-        starts = [zeros, forget] + [zeros] * (len(self._five_gate_sizes) - 2)
+        starts = [zeros, forget] + [zeros] * (len(self.five_gate_sizes) - 2)
         self.norm_bias = self.add_norm(
             "norm_bias",
             five,
-            BlockInitializer(list(zip(self._five_gate_sizes, starts))),
+            BlockInitializer(list(zip(self.five_gate_sizes, starts))),
         )
         self.state_norm_gain = self.add_norm(
             "state_norm_gain", self.units, ones

@@ -41,15 +41,15 @@ class Moved(NamedTuple):
 
     h: Any  # (batch, units), as it is carried
     memory: Any  # (batch, n, r)
-    c: Any  # (batch, units): the new hidden state, before zoneout
-    r: Any  # (batch, r)
-    gated: Any  # (batch, units + r): h^g and r^g
-    output_gates: Any  # (batch, .): columns of Eq. 6 beyond i, f and g
-    query: Any  # (batch, r), with `content_addressing`
-    scores: Any  # (batch, n): the logits, with noise and temperature
-    address: memory_ops.Address
+    shown: Any  # what the output shows: the new state before zoneout, and r
+    output_gates: Any  # o^h and o^r before normalisation, if they are computed
     written: Any  # the slot, or the weights, written to
-    replaced: Any  # (batch, r): the row that was overwritten, where asked for
+    replaced: Any  # (batch, r): the row that was overwritten, if asked for
+    address: memory_ops.Address
+    scores: Any  # (batch, n): the logits, with noise and temperature
+    query: Any  # (batch, r), with `content_addressing`
+    both: Any  # (batch, units + r): h before the step, and r
+    gated: Any  # (batch, units + r): h^g and r^g
     input_gates: Any  # (batch, units + r): g^h and g^r before normalisation
     state_gates: Any  # (batch, 3 units): i, f and g before normalisation
 
@@ -92,7 +92,7 @@ class ARMINEquations:
             Noise(step_noise, sequence_noise),
             training,
         )
-        output = self.output(weights, moved.output_gates, moved.c, moved.r)
+        output = self.output(weights, moved.output_gates, moved.shown)
         pointer = memory_ops.count_to_pointer(
             memory_ops.advance(count), moved.h.dtype
         )
@@ -110,7 +110,7 @@ class ARMINEquations:
         computed apart from the other three.
         """
         gates = 3 * self.units
-        columns = self.memory_slots + sum(self._gate_sizes) + gates
+        columns = self.memory_slots + sum(self.gate_sizes) + gates
         cuts = {
             "kernel": columns,
             "bias": columns,
@@ -150,21 +150,22 @@ class ARMINEquations:
         noise,
         training,
         live=None,
-        keep_replaced=False,
-        straight_through=True,
+        record=False,
+        in_place=False,
     ) -> Moved:
         """Everything but the output, on which no later step depends.
 
         Args:
             count: int32 `(batch,)`, the number of writes so far.
             live: bool `(batch, 1)`; `False` leaves `h` and `memory` alone.
-            keep_replaced: Whether to tell which row was overwritten.
-            straight_through: Whether a hard read has to carry the gradient of
-                the relaxed one. Without, it is one row.
+            record: Whether the gradient is taken by hand: from a record that
+                has the row that was overwritten, and without the detour by
+                which a hard read gets the gradient of the relaxed one.
+            in_place: Whether `memory` may be destroyed.
         """
         x = self._split_projection(projected["kernel"])
-        drop_h, drop_r = self.split_recurrent_mask(noise.sequence.recurrent)
-        dropped_h = times(h_tm1, drop_h)
+        drop = noise.sequence.recurrent
+        dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
 
         gumbel = noise.step.gumbel if self.needs_gumbel else None
         query = self._query(weights, projected, dropped_h)
@@ -175,19 +176,15 @@ class ARMINEquations:
             scores,
             self.addressing,
             sampled=gumbel is not None,
-            straight_through=straight_through,
+            straight_through=not record,
         )
         r = memory_ops.read(memory, address)
+        both = ops.concatenate([h_tm1, r], axis=-1)
 
-        both = ops.concatenate([dropped_h, times(r, drop_r)], axis=-1)
-        input_gates = x.input_gates + ops.matmul(
-            both, weights["gate_recurrent_kernel"]
+        input_gates = _plus_product(
+            x.input_gates, times(both, drop), weights["gate_recurrent_kernel"]
         )
-        gated_h, gated_r = self.gate(weights, input_gates, h_tm1, r)
-        gated = ops.concatenate(
-            [times(gated_h, drop_h), times(gated_r, drop_r)], axis=-1
-        )
-
+        gated = times(self.gate(weights, input_gates) * both, drop)
         state_gates = self.integrate(weights, x.gates, gated)
         output_gates = None
         if state_gates.shape[-1] > 3 * self.units:
@@ -200,41 +197,36 @@ class ARMINEquations:
 
         if live is not None:
             h = ops.where(live, h, h_tm1)
-        memory_t, written, replaced = self._write(
-            memory, address, count, value, live, keep_replaced
+        new_memory, written, replaced = self._write(
+            memory, address, count, value, live, record, in_place
         )
         return Moved(
             h,
-            memory_t,
-            c,
-            r,
-            gated,
+            new_memory,
+            ops.concatenate([c, r], axis=-1) if self.output_read else c,
             output_gates,
-            query,
-            scores,
-            address,
             written,
             replaced,
+            address,
+            scores,
+            query,
+            both,
+            gated,
             input_gates,
             state_gates,
         )
 
     def _split_projection(self, projected):
         """Columns: address | g^h g^r | i f g, and where asked for o^h o^r."""
-        gates = self.memory_slots + sum(self._gate_sizes)
+        gates = self.memory_slots + sum(self.gate_sizes)
         return Projection(
             *ops.split(projected, [self.memory_slots, gates], axis=-1)
         )
 
-    def split_recurrent_mask(self, mask):
-        if mask is None:
-            return None, None
-        return ops.split(mask, [self.units], axis=-1)
-
     def _scores(self, weights, x, query, h, memory, gumbel):
         """Eq. 9 before the softmax, in float32 at least."""
         wide = memory_ops.wide_dtype(self.compute_dtype)
-        logits = x + ops.matmul(h, weights["address_recurrent_kernel"])
+        logits = _plus_product(x, h, weights["address_recurrent_kernel"])
         logits = ops.cast(logits, wide)
         if query is not None:
             match = memory_ops.match(memory, ops.cast(query, wide))
@@ -250,33 +242,31 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        return projected["query"] + ops.matmul(h, rows)
+        return _plus_product(projected["query"], h, rows)
 
     def match_scale(self, weights):
         wide = memory_ops.wide_dtype(self.compute_dtype)
         scale = ops.exp(ops.cast(weights["content_scale"], wide))
         return scale / math.sqrt(self.memory_dim)
 
-    def gate(self, weights, gates, h, r):
-        """Eq. 3 to 5: what of the hidden state and of r takes part."""
+    def gate(self, weights, gates):
+        """Eq. 3: g^h and g^r, what of [h, r] takes part."""
         if self.layer_norm:
             gates = layer_norm(
                 gates,
-                self._gate_sizes,
+                self.gate_sizes,
                 weights["gate_norm_gain"],
                 weights["gate_norm_bias"],
             )
-        g_h, g_r = ops.split(gates, [self.units], axis=-1)
-        sigma = self.recurrent_activation
-        return sigma(g_h) * h, sigma(g_r) * r
+        return self.recurrent_activation(gates)
 
     def integrate(self, weights, x, gated):
         """Eq. 6 without its activations: those gates that `weights` has."""
-        return x + ops.matmul(gated, weights["recurrent_kernel"])
+        return _plus_product(x, gated, weights["recurrent_kernel"])
 
     def new_state(self, weights, gates, h_tm1):
         """Eq. 7: the new hidden state."""
-        u, sigma = self.units, self.recurrent_activation
+        u = self.units
         if self.layer_norm:
             gates = layer_norm(
                 gates,
@@ -284,30 +274,26 @@ class ARMINEquations:
                 weights["norm_gain"][: 3 * u],
                 weights["norm_bias"][: 3 * u],
             )
-        i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
-        c = sigma(f) * h_tm1 + sigma(i) * self.activation(g)
+        i_f, g = ops.split(gates, [2 * u], axis=-1)
+        i, f = ops.split(self.recurrent_activation(i_f), [u], axis=-1)
+        c = f * h_tm1 + i * self.activation(g)
         if self.layer_norm:
             c = layer_norm(
                 c, [u], weights["state_norm_gain"], weights["state_norm_bias"]
             )
         return self.state_activation(c)
 
-    def output(self, weights, gates, c, r):
-        """Eq. 8."""
-        sizes = self._five_gate_sizes[3:]
+    def output(self, weights, gates, shown):
+        """Eq. 8, for any leading axes."""
         if self.layer_norm:
-            width = sum(sizes)
+            sizes = self.five_gate_sizes[3:]
             gates = layer_norm(
                 gates,
                 sizes,
-                weights["norm_gain"][-width:],
-                weights["norm_bias"][-width:],
+                weights["norm_gain"][-sum(sizes) :],
+                weights["norm_bias"][-sum(sizes) :],
             )
-        sigma, activation = self.recurrent_activation, self.output_activation
-        if not self.output_read:
-            return sigma(gates) * activation(c)
-        both = ops.concatenate([activation(c), activation(r)], axis=-1)
-        return sigma(gates) * both
+        return self.recurrent_activation(gates) * self.output_activation(shown)
 
     def _zoneout(self, new, old, keep_old, training):
         if not self.zoneout:
@@ -324,23 +310,28 @@ class ARMINEquations:
             value = value + projected["write"]
         return _plus(value, weights.get("write_bias"))
 
-    def _write(self, memory, address, count, value, live, keep_replaced):
+    def _write(self, memory, address, count, value, live, record, in_place):
         """The new memory, where it was written to, and the row before that."""
         if address.slot is None:
             weights = memory_ops.soft_write_weights(count, address.weights)
             return memory_ops.blend(memory, weights, value), weights, None
         slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
         replaced = None
-        if keep_replaced or live is not None:
+        if record or live is not None:
             replaced = memory_ops.row(memory, slot)
         if live is not None:
             # Writing back what was there costs one row, not the memory.
             value = ops.where(live, value, replaced)
-        return memory_ops.overwrite(memory, slot, value), slot, replaced
+        memory = memory_ops.overwrite(memory, slot, value, in_place)
+        return memory, slot, replaced
 
 
 def _plus(x, bias):
     return x if bias is None else x + bias
+
+
+def _plus_product(x, inputs, kernel):
+    return x + ops.matmul(inputs, kernel)
 
 
 def times(x, mask):

@@ -17,6 +17,8 @@ Everything that has a name is held in dicts, so that what an option does not
 need is simply not there. What there is per step has time as its first axis.
 """
 
+import keras
+
 from keras_armin import backends
 from keras_armin import memory as memory_ops
 from keras_armin.armin_equations import Noise
@@ -25,11 +27,14 @@ from keras_armin.backends import ops
 from keras_armin.keras_private import in_own_precision
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
+from keras_armin.normalization import layer_norm
+from keras_armin.normalization import layer_norm_gradient
 
 # Of what `ARMINCell.move` returns: what the output is computed from, and what
 # is kept beside it for the way back.
-SEEN = ("c", "r", "gated")
+SEEN = ("shown", "gated")
 TAPE = (
+    "both",
     "query",
     "scores",
     "written",
@@ -38,8 +43,25 @@ TAPE = (
     "state_gates",
 )
 
-GATE_NORMS = ("gate_norm_gain", "gate_norm_bias")
-STATE_NORMS = ("norm_gain", "norm_bias", "state_norm_gain", "state_norm_bias")
+# Of what is kept, what the steps back do not look at.
+_NOT_BACK = ("shown", "gated", "h", "memory")
+
+# Weights whose gradient is added up step by step.
+SUMMED = (
+    "gate_norm_gain",
+    "gate_norm_bias",
+    "norm_gain",
+    "norm_bias",
+    "state_norm_gain",
+    "state_norm_bias",
+    "content_scale",
+)
+
+# Derivatives of the usual activations, from their value.
+SLOPES = {
+    keras.activations.sigmoid: lambda y: y * (1 - y),
+    keras.activations.tanh: lambda y: 1 - y * y,
+}
 
 
 def recur(
@@ -60,7 +82,7 @@ def recur(
         last_only: At inference: keep what the last live step has seen only.
 
     Returns:
-        `c`, `r` and `gated` of all steps; the last `h` and `memory`.
+        `shown` and `gated` of all steps; the last `h` and `memory`.
     """
     groups = {"projected": projected, "weights": weights, "start": start}
     if not training:
@@ -99,8 +121,9 @@ def recur(
     return found, last
 
 
-def _mover(cell, projected, weights, constants, training):
+def _mover(cell, projected, weights, start, constants, training):
     """What is there per step, and the step that uses it."""
+    start = {**start, "memory": backends.own(start["memory"])}
     per_step = {**constants, **projected}
     sequence = SequenceNoise(recurrent=per_step.pop("recurrent_dropout", None))
 
@@ -114,15 +137,17 @@ def _mover(cell, projected, weights, constants, training):
             Noise(StepNoise(now.get("gumbel"), now.get("zoneout")), sequence),
             training,
             live=now.get("live"),
-            keep_replaced=training,
-            straight_through=False,
+            record=training,
+            in_place=True,
         )
 
-    return per_step, move
+    return start, per_step, move
 
 
 def _infer(cell, projected, weights, start, constants, last_only):
-    per_step, move = _mover(cell, projected, weights, constants, False)
+    start, per_step, move = _mover(
+        cell, projected, weights, start, constants, False
+    )
 
     def step(state, now):
         moved = move(state, now)
@@ -140,7 +165,8 @@ def _infer(cell, projected, weights, start, constants, last_only):
     if last_only:
         c, r = ops.zeros_like(start["h"]), ops.zeros_like(start["memory"][:, 0])
         gated = ops.concatenate([c, r], axis=-1)
-        start = {**start, "c": c, "r": r, "gated": gated}
+        shown = gated if cell.output_read else c
+        start = {**start, "shown": shown, "gated": gated}
     last, seen = _scan(step, start, per_step)
     if last_only:
         seen = {name: last.pop(name) for name in SEEN}
@@ -148,12 +174,13 @@ def _infer(cell, projected, weights, start, constants, last_only):
 
 
 def _forward(cell, projected, weights, start, constants):
-    per_step, move = _mover(cell, projected, weights, constants, True)
+    start, per_step, move = _mover(
+        cell, projected, weights, start, constants, True
+    )
 
     def step(state, now):
         moved = move(state, now)
         tape = {
-            "h_tm1": state["h"],
             "slot": moved.address.slot,
             **{name: getattr(moved, name) for name in (*SEEN, *TAPE)},
         }
@@ -172,13 +199,13 @@ def _backward(cell, projected, weights, start, constants, tape, d):
     way_back = _WayBack(cell, weights, constants.get("recurrent_dropout"))
     per_step = {
         **{name: constants.get(name) for name in ("zoneout", "live")},
-        **{k: v for k, v in tape.items() if k not in ("c", "h", "memory")},
+        **{k: v for k, v in tape.items() if k not in _NOT_BACK},
         **{f"d_{name}": d[name] for name in SEEN},
     }
     carry = {
-        "memory": tape["memory"],
+        "memory": backends.own(tape["memory"]),
         "d_h": d["h"],
-        "d_memory": d["memory"],
+        "d_memory": backends.own(d["memory"]),
         **way_back.empty_sums(),
     }
     first, found = _scan(way_back.step, carry, per_step, reverse=True)
@@ -207,123 +234,156 @@ class _WayBack:
     def __init__(self, cell, weights, recurrent_dropout):
         self.cell = cell
         self.weights = weights
+        self.drop = recurrent_dropout
         self.wide = memory_ops.wide_dtype(cell.compute_dtype)
-        self.drop_h, self.drop_r = cell.split_recurrent_mask(recurrent_dropout)
         # Turned once, not at each step.
         self.turned = {
             name: ops.transpose(weight)
             for name, weight in weights.items()
             if len(weight.shape) == 2
         }
-        norms = cell.layer_norm
-        self.gate_norms = GATE_NORMS if norms else ()
-        self.state_norms = STATE_NORMS if norms else ()
 
     def empty_sums(self):
-        """Gradients that are added up along the way."""
-        names = [*self.gate_norms, *self.state_norms]
-        if self.cell.content_addressing:
-            names.append("content_scale")
-        return {name: ops.zeros_like(self.weights[name]) for name in names}
+        return {
+            name: ops.zeros_like(self.weights[name])
+            for name in SUMMED
+            if name in self.weights
+        }
 
     def step(self, carry, now):
-        found = {}
-        d_h, live = carry["d_h"], now.get("live")
-        d_kept = None
+        live, units = now.get("live"), self.cell.units
+        d_h_tm1 = []
+        d_h = carry["d_h"]
         if live is not None:
-            d_kept = ops.where(live, ops.zeros_like(d_h), d_h)
-            d_h = d_h - d_kept
-
-        d_value, d_memory = self._undo_write(carry["d_memory"], now, live)
+            d_h, d_kept = _part(live, d_h)
+            d_h_tm1.append(d_kept)
+        d_written, d_memory = self._undo_write(carry["d_memory"], now, live)
         memory = backends.put_rows(
-            carry["memory"], now["written"], now["replaced"]
+            carry["memory"], now["written"], now["replaced"], in_place=True
         )
+        found = {}
         if self.cell.has_write_kernel:
-            found["d_value"] = d_value
-            d_value = ops.matmul(d_value, self.turned["write_kernel"])
-        d_c, d_h = self._undo_zoneout(now, d_h + d_value)
-        d_state_gates, d_h_of_state, sums = self._undo_new_state(now, d_c)
-        found["d_state_gates"] = d_state_gates
-        d_gated = now["d_gated"] + ops.matmul(
-            d_state_gates, self.turned["recurrent_kernel"]
+            found["d_value"] = d_written
+            d_written = ops.matmul(d_written, self.turned["write_kernel"])
+        d_h = d_h + d_written
+        if "zoneout" in now:
+            d_kept, d_h = _part(now["zoneout"], d_h)
+            d_h_tm1.append(d_kept)
+        h_tm1, r = ops.split(now["both"], [units], axis=-1)
+        d_c, d_r = d_h + now["d_shown"][:, :units], None
+        if self.cell.output_read:
+            d_r = now["d_shown"][:, units:]
+
+        found["d_state_gates"], d_h, sums = self._undo_new_state(
+            now["state_gates"], h_tm1, d_c
         )
-        d_input_gates, d_h_of_gate, d_r, more = self._undo_gate(now, d_gated)
-        found["d_input_gates"] = d_input_gates
-        d_both = ops.matmul(d_input_gates, self.turned["gate_recurrent_kernel"])
-        d_h_of_both, d_r_of_both = ops.split(d_both, [self.cell.units], axis=-1)
-        d_r = now["d_r"] + d_r + times(d_r_of_both, self.drop_r)
+        d_h_tm1.append(d_h)
+        d_gated = now["d_gated"] + ops.matmul(
+            found["d_state_gates"], self.turned["recurrent_kernel"]
+        )
+        found["d_input_gates"], d_both, more = self._undo_gate(now, d_gated)
+        sums.update(more)
+        d_h, d_r_of_both = ops.split(d_both, [units], axis=-1)
+        d_h_tm1.append(d_h)
+        d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
 
         d_logits, d_memory = self._undo_read(memory, d_memory, now, d_r)
-        d_logits_narrow = ops.cast(d_logits, d_r.dtype)
-        found["d_logits"] = d_logits_narrow
-        d_dropped_h = d_h_of_both + ops.matmul(
-            d_logits_narrow, self.turned["address_recurrent_kernel"]
+        found["d_logits"] = ops.cast(d_logits, d_r.dtype)
+        d_dropped_h = ops.matmul(
+            found["d_logits"], self.turned["address_recurrent_kernel"]
         )
-        sums.update(more)
         if self.cell.content_addressing:
-            d_query, d_memory, sums["content_scale"] = self._undo_match(
-                memory, d_memory, now, d_logits
+            found["d_query"], d_memory, sums["content_scale"] = (
+                self._undo_match(memory, d_memory, now["query"], d_logits)
             )
-            found["d_query"] = d_query
             d_dropped_h = d_dropped_h + ops.matmul(
-                d_query, self.turned["query_kernel"]
+                found["d_query"], self.turned["query_kernel"]
             )
-        d_h_tm1 = d_h_of_state + d_h_of_gate + times(d_dropped_h, self.drop_h)
-        for part in (d_h, d_kept):
-            d_h_tm1 = d_h_tm1 if part is None else d_h_tm1 + part
-        new = {"memory": memory, "d_h": d_h_tm1, "d_memory": d_memory}
+        if self.drop is not None:
+            d_dropped_h = d_dropped_h * self.drop[:, :units]
+        for part in d_h_tm1:
+            d_dropped_h = d_dropped_h + part
+        new = {"memory": memory, "d_h": d_dropped_h, "d_memory": d_memory}
         for name, term in sums.items():
             new[name] = carry[name] + term
         return new, found
 
     def _undo_write(self, d_memory, now, live):
         """The gradient of what was written, gone from the memory's."""
-        slot = now["written"]
-        d_value = backends.take_rows(d_memory, slot)
-        nothing = ops.zeros_like(d_value)
-        left = nothing
+        d_value = backends.take_rows(d_memory, now["written"])
+        left = ops.zeros_like(d_value)
         if live is not None:
-            left = ops.where(live, nothing, d_value)
-            d_value = d_value - left
-        return d_value, backends.put_rows(d_memory, slot, left)
-
-    def _undo_zoneout(self, now, d_h):
-        """Gradients of c, and of the hidden state that was kept."""
-        keep_old = now.get("zoneout")
-        if keep_old is None:
-            return now["d_c"] + d_h, None
-        nothing = ops.zeros_like(d_h)
-        d_new = ops.where(keep_old, nothing, d_h)
-        return now["d_c"] + d_new, d_h - d_new
-
-    def _undo_new_state(self, now, d_c):
-        def new_state(gates, h_tm1, *norms):
-            norms = dict(zip(self.state_norms, norms))
-            return [self.cell.new_state(norms, gates, h_tm1)]
-
-        norms = [self.weights[name] for name in self.state_norms]
-        d_gates, d_h, *d_norms = backends.pullback(
-            new_state, [now["state_gates"], now["h_tm1"], *norms], [d_c]
+            d_value, left = _part(live, d_value)
+        d_memory = backends.put_rows(
+            d_memory, now["written"], left, in_place=True
         )
-        return d_gates, d_h, dict(zip(self.state_norms, d_norms))
+        return d_value, d_memory
+
+    def _undo_new_state(self, gates, h_tm1, d_c):
+        cell, u, sums = self.cell, self.cell.units, {}
+        normal = gates
+        if cell.layer_norm:
+            normal = self._norm(gates, [u] * 3, "norm")
+        before_i_f, before_g = ops.split(normal, [2 * u], axis=-1)
+        i_f = cell.recurrent_activation(before_i_f)
+        i, f = ops.split(i_f, [u], axis=-1)
+        g = cell.activation(before_g)
+        d_c = self._undo_state_activation(f * h_tm1 + i * g, d_c, sums)
+        d_i_f = ops.concatenate([d_c * g, d_c * h_tm1], axis=-1)
+        d_normal = ops.concatenate(
+            [
+                _undo(cell.recurrent_activation, before_i_f, i_f, d_i_f),
+                _undo(cell.activation, before_g, g, d_c * i),
+            ],
+            axis=-1,
+        )
+        d_h = d_c * f
+        if cell.layer_norm:
+            d_normal = self._undo_norm(gates, [u] * 3, "norm", d_normal, sums)
+        return d_normal, d_h, sums
+
+    def _undo_state_activation(self, mixed, d_c, sums):
+        cell = self.cell
+        if not cell.layer_norm:
+            return _undo(cell.state_activation, mixed, None, d_c)
+        sizes = [cell.units]
+        normal = self._norm(mixed, sizes, "state_norm")
+        d_c = _undo(cell.state_activation, normal, None, d_c)
+        return self._undo_norm(mixed, sizes, "state_norm", d_c, sums)
 
     def _undo_gate(self, now, d_gated):
-        def gate(gates, h_tm1, r, *norms):
-            norms = dict(zip(self.gate_norms, norms))
-            return list(self.cell.gate(norms, gates, h_tm1, r))
+        cell, gates, both, sums = self.cell, now["input_gates"], now["both"], {}
+        d_gated = times(d_gated, self.drop)
+        normal = gates
+        if cell.layer_norm:
+            normal = self._norm(gates, cell.gate_sizes, "gate_norm")
+        g = cell.recurrent_activation(normal)
+        d_gates = _undo(cell.recurrent_activation, normal, g, d_gated * both)
+        if cell.layer_norm:
+            d_gates = self._undo_norm(
+                gates, cell.gate_sizes, "gate_norm", d_gates, sums
+            )
+        d_dropped = ops.matmul(d_gates, self.turned["gate_recurrent_kernel"])
+        return d_gates, d_gated * g + times(d_dropped, self.drop), sums
 
-        d_h, d_r = ops.split(d_gated, [self.cell.units], axis=-1)
-        d_gated = [times(d_h, self.drop_h), times(d_r, self.drop_r)]
-        norms = [self.weights[name] for name in self.gate_norms]
-        inputs = [now["input_gates"], now["h_tm1"], now["r"], *norms]
-        d_gates, d_h, d_r, *d_norms = backends.pullback(gate, inputs, d_gated)
-        return d_gates, d_h, d_r, dict(zip(self.gate_norms, d_norms))
+    def _norm(self, x, sizes, name):
+        gain, bias = f"{name}_gain", f"{name}_bias"
+        return layer_norm(x, sizes, self.weights[gain], self.weights[bias])
+
+    def _undo_norm(self, x, sizes, name, d_y, sums):
+        gain, bias = f"{name}_gain", f"{name}_bias"
+        d_x, sums[gain], sums[bias] = layer_norm_gradient(
+            x, sizes, self.weights[gain], d_y
+        )
+        return d_x
 
     def _undo_read(self, memory, d_memory, now, d_r):
         """Through r = s M to the logits, and to the rows that were read."""
         relaxed = memory_ops.softmax(now["scores"])
         if self.cell.addressing == "hard":
-            d_memory = backends.add_to_rows(d_memory, now["slot"], d_r)
+            d_memory = backends.add_to_rows(
+                d_memory, now["slot"], d_r, in_place=True
+            )
         else:
             d_memory = d_memory + _outer(ops.cast(relaxed, d_r.dtype), d_r)
         d_s = memory_ops.match(memory, ops.cast(d_r, self.wide))
@@ -331,9 +391,9 @@ class _WayBack:
         temperature = ops.cast(self.weights["temperature"], self.wide)
         return relaxed * d_s / temperature, d_memory
 
-    def _undo_match(self, memory, d_memory, now, d_logits):
+    def _undo_match(self, memory, d_memory, query, d_logits):
         """Through scale * M q to q, to the rows, and to the scale."""
-        query = ops.cast(now["query"], self.wide)
+        query = ops.cast(query, self.wide)
         scaled = self.cell.match_scale(self.weights) * d_logits
         d_scale = ops.sum(scaled * memory_ops.match(memory, query))
         rows = ops.cast(memory, self.wide)
@@ -347,15 +407,11 @@ class _WayBack:
         )
 
     def weight_gradients(self, tape, found, sums):
-        dropped_h = times(tape["h_tm1"], self.drop_h)
-        dropped_r = times(tape["r"], self.drop_r)
-        d_gates = found["d_input_gates"]
+        dropped = times(tape["both"], self.drop)
+        dropped_h = dropped[..., : self.cell.units]
         gradients = {
             "address_recurrent_kernel": _product(dropped_h, found["d_logits"]),
-            "gate_recurrent_kernel": ops.concatenate(
-                [_product(dropped_h, d_gates), _product(dropped_r, d_gates)],
-                axis=0,
-            ),
+            "gate_recurrent_kernel": _product(dropped, found["d_input_gates"]),
             "recurrent_kernel": _product(tape["gated"], found["d_state_gates"]),
             # scores = (logits + noise) / temperature
             "temperature": -ops.sum(
@@ -363,8 +419,9 @@ class _WayBack:
             ),
         }
         if "d_value" in found:
+            h_tm1 = tape["both"][..., : self.cell.units]
             h = ops.concatenate(
-                [tape["h_tm1"][1:], ops.expand_dims(tape["h"], 0)], axis=0
+                [h_tm1[1:], ops.expand_dims(tape["h"], 0)], axis=0
             )
             gradients["write_kernel"] = _product(h, found["d_value"])
             gradients["write_bias"] = ops.sum(found["d_value"], axis=(0, 1))
@@ -375,6 +432,21 @@ class _WayBack:
             name: ops.cast(gradients[name], weight.dtype)
             for name, weight in self.weights.items()
         }
+
+
+def _undo(activation, x, y, d_y):
+    """The gradient of `x`, before an activation. `y`, after it, may be None."""
+    if activation is keras.activations.linear:
+        return d_y
+    if activation in SLOPES:
+        return d_y * SLOPES[activation](activation(x) if y is None else y)
+    return backends.pullback(activation, x, d_y)
+
+
+def _part(condition, x):
+    """`x` where the condition holds, and `x` where it does not."""
+    held = ops.where(condition, x, ops.zeros_like(x))
+    return held, x - held
 
 
 def _outer(weights, vectors):

@@ -128,9 +128,9 @@ def write_slot(count, slot, memory_slots: int):
     return ops.where(count < memory_slots, count, slot)
 
 
-def overwrite(memory, slot, value):
+def overwrite(memory, slot, value, in_place=False):
     """Replace row `slot` of each sample by `value` `(batch, r)`."""
-    return backends.put_rows(memory, slot, value)
+    return backends.put_rows(memory, slot, value, in_place)
 
 
 def soft_write_weights(count, read_weights):

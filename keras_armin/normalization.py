@@ -9,24 +9,60 @@ EPSILON = 1e-3
 
 def layer_norm(x, sizes, gain, bias):
     """Normalise each block of `x` `(..., sum(sizes))` for itself."""
-    dtype = x.dtype
-    wide = wide_dtype(keras.backend.standardize_dtype(dtype))
-    x = ops.cast(x, wide)
-    if len(set(sizes)) == 1:
-        shape = ops.shape(x)
-        blocks = ops.reshape(x, (*shape[:-1], len(sizes), sizes[0]))
-        normal = ops.reshape(_standardise(blocks), shape)
-    else:
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-        normal = ops.concatenate(
-            [_standardise(block) for block in ops.split(x, ends, axis=-1)],
-            axis=-1,
-        )
+    wide = _wide(x)
+    (normal,) = _per_block(_normalise, sizes, ops.cast(x, wide))
     normal = normal * ops.cast(gain, wide) + ops.cast(bias, wide)
-    return ops.cast(normal, dtype)
+    return ops.cast(normal, x.dtype)
 
 
-def _standardise(x):
-    centred = x - ops.mean(x, axis=-1, keepdims=True)
-    variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-    return centred * ops.rsqrt(variance + EPSILON)
+def layer_norm_gradient(x, sizes, gain, d_y):
+    """Gradients of `x` `(batch, sum(sizes))`, of the gain and of the bias."""
+    wide = _wide(x)
+    d_y = ops.cast(d_y, wide)
+    normal, d_x = _per_block(
+        _normalise_gradient,
+        sizes,
+        ops.cast(x, wide),
+        d_y * ops.cast(gain, wide),
+    )
+    d_gain, d_bias = ops.sum(d_y * normal, axis=0), ops.sum(d_y, axis=0)
+    return (
+        ops.cast(d_x, x.dtype),
+        ops.cast(d_gain, gain.dtype),
+        ops.cast(d_bias, gain.dtype),
+    )
+
+
+def _wide(x):
+    return wide_dtype(keras.backend.standardize_dtype(x.dtype))
+
+
+def _per_block(function, sizes, *tensors):
+    """Apply to each block of the last axis, and join what comes out."""
+    if len(set(sizes)) == 1:
+        shape = ops.shape(tensors[0])
+        blocks = (*shape[:-1], len(sizes), sizes[0])
+        results = function(*(ops.reshape(x, blocks) for x in tensors))
+        return [ops.reshape(x, shape) for x in results]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    split = [ops.split(x, ends, axis=-1) for x in tensors]
+    results = [function(*blocks) for blocks in zip(*split)]
+    return [ops.concatenate(parts, axis=-1) for parts in zip(*results)]
+
+
+def _mean(x):
+    return ops.mean(x, axis=-1, keepdims=True)
+
+
+def _normalise(x):
+    centred = x - _mean(x)
+    inverse = ops.rsqrt(_mean(ops.square(centred)) + EPSILON)
+    return (centred * inverse,)
+
+
+def _normalise_gradient(x, d_normal):
+    centred = x - _mean(x)
+    inverse = ops.rsqrt(_mean(ops.square(centred)) + EPSILON)
+    normal = centred * inverse
+    inner = _mean(d_normal * normal)
+    return normal, inverse * (d_normal - _mean(d_normal) - normal * inner)

@@ -53,7 +53,7 @@ def run_armin(
     def output(inputs, seen):
         x = cell.project(of_output, inputs, sequence_noise)["kernel"]
         gates = cell.integrate(of_output, x, seen["gated"])
-        return cell.output(of_output, gates, seen["c"], seen["r"])
+        return cell.output(of_output, gates, seen["shown"])
 
     if keep_outputs:
         outputs = output(sequences, seen)

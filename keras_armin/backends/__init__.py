@@ -12,7 +12,9 @@
 - `pullback(function, inputs, output_gradients)`: gradients of a small function
   inside such a `backward`.
 - `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix
-  in `(batch, n, r)`; `matvec`: each matrix times its vector.
+  in `(batch, n, r)`. With `in_place` they may destroy their argument, which
+  has to be a tensor that `own` gave.
+- `matvec`: each matrix times its vector.
 """
 
 import importlib
@@ -30,6 +32,7 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 add_to_rows = _backend.add_to_rows
 check_batch_size = _backend.check_batch_size
 matvec = _backend.matvec
+own = _backend.own
 ops = _backend.ops
 pullback = _backend.pullback
 put_rows = _backend.put_rows

@@ -5,6 +5,7 @@ __all__ = [
     "add_to_rows",
     "check_batch_size",
     "matvec",
+    "own",
     "ops",
     "pullback",
     "put_rows",
@@ -69,15 +70,20 @@ def _graph_loop(step, states, inputs, reverse):
     return states, [sink.stack() for sink in sinks]
 
 
+def own(x):
+    """No tensor is ever changed here: nothing to copy."""
+    return x
+
+
 def take_rows(memory, slot):
     return tf.gather(memory, slot, batch_dims=1)
 
 
-def put_rows(memory, slot, value):
+def put_rows(memory, slot, value, in_place=False):
     return tf.tensor_scatter_nd_update(memory, _row_index(slot), value)
 
 
-def add_to_rows(memory, slot, value):
+def add_to_rows(memory, slot, value, in_place=False):
     return tf.tensor_scatter_nd_add(memory, _row_index(slot), value)
 
 
@@ -89,13 +95,12 @@ def matvec(matrices, vectors):
     return tf.linalg.matvec(matrices, vectors)
 
 
-def pullback(function, inputs, output_gradients):
-    """Gradients of `function(*inputs)`, a list of tensors, at `inputs`."""
+def pullback(function, x, d_y):
+    """The gradient of `x`, from that of `function(x)`."""
     with tf.GradientTape() as tape:
-        for x in inputs:
-            tape.watch(x)
-        outputs = function(*inputs)
-    return tape.gradient(outputs, inputs, output_gradients)
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x, d_y)
 
 
 def with_gradient(forward, backward, inputs, constants):

@@ -6,6 +6,7 @@ __all__ = [
     "add_to_rows",
     "check_batch_size",
     "matvec",
+    "own",
     "ops",
     "pullback",
     "put_rows",
@@ -17,30 +18,66 @@ __all__ = [
 
 def scan(step, states, inputs, unroll=False, reverse=False):
     """A Python loop: `unroll` makes no difference."""
-    per_step = []
     # unbind makes all the slices at once, with a single node for autograd.
-    steps = list(zip(*(torch.unbind(x) for x in inputs)))
-    for step_inputs in reversed(steps) if reverse else steps:
+    steps = list(enumerate(zip(*(torch.unbind(x) for x in inputs))))
+    collect = _Stack if torch.is_grad_enabled() else _Buffer
+    columns = None
+    for time, step_inputs in reversed(steps) if reverse else steps:
         states, outputs = step(states, list(step_inputs))
-        per_step.append(outputs)
-    if reverse:
-        per_step.reverse()
-    return states, [torch.stack(column) for column in zip(*per_step)]
+        if columns is None:
+            columns = [collect(len(steps), output) for output in outputs]
+        for column, output in zip(columns, outputs):
+            column.put(time, output)
+    return states, [column.all() for column in columns]
+
+
+class _Stack:
+    """Outputs that autograd follows."""
+
+    def __init__(self, length, sample):
+        self.outputs = [None] * length
+
+    def put(self, time, output):
+        self.outputs[time] = output
+
+    def all(self):
+        return torch.stack(self.outputs)
+
+
+class _Buffer:
+    """Outputs that nothing follows: put in place while the cache has them."""
+
+    def __init__(self, length, sample):
+        self.outputs = sample.new_empty((length, *sample.shape))
+
+    def put(self, time, output):
+        self.outputs[time] = output
+
+    def all(self):
+        return self.outputs
+
+
+def own(x):
+    """A copy that may be changed in place, unless autograd looks on."""
+    return x if torch.is_grad_enabled() else x.clone()
 
 
 def take_rows(memory, slot):
-    index = _row_index(memory, slot)
-    return torch.gather(memory, 1, index).squeeze(1)
+    return torch.gather(memory, 1, _row_index(memory, slot)).squeeze(1)
 
 
-def put_rows(memory, slot, value):
-    index = _row_index(memory, slot)
-    return torch.scatter(memory, 1, index, value.unsqueeze(1))
+def put_rows(memory, slot, value, in_place=False):
+    put = torch.Tensor.scatter_ if _may(in_place) else torch.scatter
+    return put(memory, 1, _row_index(memory, slot), value.unsqueeze(1))
 
 
-def add_to_rows(memory, slot, value):
-    index = _row_index(memory, slot)
-    return torch.scatter_add(memory, 1, index, value.unsqueeze(1))
+def add_to_rows(memory, slot, value, in_place=False):
+    add = torch.Tensor.scatter_add_ if _may(in_place) else torch.scatter_add
+    return add(memory, 1, _row_index(memory, slot), value.unsqueeze(1))
+
+
+def _may(in_place):
+    return in_place and not torch.is_grad_enabled()
 
 
 def _row_index(memory, slot):
@@ -51,31 +88,35 @@ def matvec(matrices, vectors):
     return torch.bmm(matrices, vectors.unsqueeze(-1)).squeeze(-1)
 
 
-def pullback(function, inputs, output_gradients):
-    """Gradients of `function(*inputs)`, a list of tensors, at `inputs`."""
+def pullback(function, x, d_y):
+    """The gradient of `x`, from that of `function(x)`."""
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in inputs]
-        outputs = function(*inputs)
-    return torch.autograd.grad(outputs, inputs, output_gradients)
+        x = x.detach().requires_grad_()
+        y = function(x)
+    return torch.autograd.grad(y, x, d_y)[0]
 
 
 class _HandWritten(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, constants, *inputs):
         outputs, residuals = forward(inputs, constants)
-        ctx.save_for_backward(*inputs)
-        ctx.backward, ctx.constants, ctx.residuals = (
-            backward,
-            constants,
-            residuals,
-        )
+        ctx.sizes = [len(inputs), len(residuals)]
+        ctx.names = list(constants)
+        # An output kept in any other way would never be freed.
+        ctx.save_for_backward(*inputs, *residuals, *constants.values())
+        ctx.way_back = backward
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        found = ctx.backward(
-            ctx.saved_tensors, ctx.constants, ctx.residuals, gradients
+        saved = ctx.saved_tensors
+        inputs, residuals = ctx.sizes
+        found = ctx.way_back(
+            saved[:inputs],
+            dict(zip(ctx.names, saved[inputs + residuals :])),
+            saved[inputs : inputs + residuals],
+            gradients,
         )
         return None, None, None, *found
 
