@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from keras_armin import memory as memory_ops
 from keras_armin.backends import ops
+from keras_armin.backends import plus_product
 from keras_armin.cell import Step
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
@@ -21,12 +22,8 @@ class ARMINState(NamedTuple):
     pointer: Any  # (batch, 4): the number of writes, see memory.py
 
 
-class Projection(NamedTuple):
-    """Columns of the projected inputs, in the order of `kernel`."""
-
-    address: Any
-    input_gates: Any
-    gates: Any
+# What is left of the columns of `kernel`, in their order.
+PROJECTED = ("address", "input_gates", "gates")
 
 
 class Noise(NamedTuple):
@@ -61,21 +58,46 @@ class ARMINEquations:
     """
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
-        """Everything that depends on `inputs` `(..., features)` alone."""
-        if sequence_noise.inputs is not None:
-            inputs = inputs * sequence_noise.inputs
-        kernel = ops.matmul(inputs, weights["kernel"])
-        projected = {"kernel": _plus(kernel, weights.get("bias"))}
-        rows = self.input_dim
-        if "write_kernel" in weights and self.write_inputs:
-            projected["write"] = ops.matmul(
-                inputs, weights["write_kernel"][:rows]
+        """Everything that depends on `inputs` `(batch, features)` alone."""
+        inputs = times(inputs, sequence_noise.inputs)
+        columns = _affine(inputs, weights["kernel"], weights.get("bias"))
+        columns = ops.split(columns, self._column_ends, axis=-1)
+        return {
+            **dict(zip(PROJECTED, columns)),
+            **self._project_further(weights, inputs),
+        }
+
+    def project_sequence(self, weights, inputs, sequence_noise):
+        """As `project`, for `(time, batch, features)`.
+
+        One product for each tensor that a step needs: to cut out the pieces
+        of a common one would cost a copy of everything, twice.
+        """
+        inputs = times(inputs, sequence_noise.inputs)
+        kernels = ops.split(weights["kernel"], self._column_ends, axis=-1)
+        biases = [None] * len(kernels)
+        if "bias" in weights:
+            biases = ops.split(weights["bias"], self._column_ends, axis=-1)
+        columns = {
+            name: _affine(inputs, kernel, bias)
+            for name, kernel, bias in zip(PROJECTED, kernels, biases)
+        }
+        return {**columns, **self._project_further(weights, inputs)}
+
+    @property
+    def _column_ends(self):
+        """Columns of `kernel`: address | g^h g^r | i f g o^h o^r."""
+        return [self.memory_slots, self.memory_slots + sum(self.gate_sizes)]
+
+    def _project_further(self, weights, inputs):
+        names = {"write": self.write_inputs, "query": self.content_addressing}
+        return {
+            name: ops.matmul(
+                inputs, weights[f"{name}_kernel"][: self.input_dim]
             )
-        if "query_kernel" in weights:
-            projected["query"] = ops.matmul(
-                inputs, weights["query_kernel"][:rows]
-            )
-        return projected
+            for name, wanted in names.items()
+            if wanted
+        }
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
@@ -163,14 +185,13 @@ class ARMINEquations:
                 which a hard read gets the gradient of the relaxed one.
             in_place: Whether `memory` may be destroyed.
         """
-        x = self._split_projection(projected["kernel"])
         drop = noise.sequence.recurrent
         dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
 
         gumbel = noise.step.gumbel if self.needs_gumbel else None
         query = self._query(weights, projected, dropped_h)
         scores = self._scores(
-            weights, x.address, query, dropped_h, memory, gumbel
+            weights, projected["address"], query, dropped_h, memory, gumbel
         )
         address = memory_ops.address(
             scores,
@@ -181,11 +202,13 @@ class ARMINEquations:
         r = memory_ops.read(memory, address)
         both = ops.concatenate([h_tm1, r], axis=-1)
 
-        input_gates = _plus_product(
-            x.input_gates, times(both, drop), weights["gate_recurrent_kernel"]
+        input_gates = plus_product(
+            projected["input_gates"],
+            times(both, drop),
+            weights["gate_recurrent_kernel"],
         )
         gated = times(self.gate(weights, input_gates) * both, drop)
-        state_gates = self.integrate(weights, x.gates, gated)
+        state_gates = self.integrate(weights, projected["gates"], gated)
         output_gates = None
         if state_gates.shape[-1] > 3 * self.units:
             state_gates, output_gates = ops.split(
@@ -216,17 +239,10 @@ class ARMINEquations:
             state_gates,
         )
 
-    def _split_projection(self, projected):
-        """Columns: address | g^h g^r | i f g, and where asked for o^h o^r."""
-        gates = self.memory_slots + sum(self.gate_sizes)
-        return Projection(
-            *ops.split(projected, [self.memory_slots, gates], axis=-1)
-        )
-
     def _scores(self, weights, x, query, h, memory, gumbel):
         """Eq. 9 before the softmax, in float32 at least."""
         wide = memory_ops.wide_dtype(self.compute_dtype)
-        logits = _plus_product(x, h, weights["address_recurrent_kernel"])
+        logits = plus_product(x, h, weights["address_recurrent_kernel"])
         logits = ops.cast(logits, wide)
         if query is not None:
             match = memory_ops.match(memory, ops.cast(query, wide))
@@ -242,7 +258,7 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        return _plus_product(projected["query"], h, rows)
+        return plus_product(projected["query"], h, rows)
 
     def match_scale(self, weights):
         wide = memory_ops.wide_dtype(self.compute_dtype)
@@ -262,7 +278,13 @@ class ARMINEquations:
 
     def integrate(self, weights, x, gated):
         """Eq. 6 without its activations: those gates that `weights` has."""
-        return _plus_product(x, gated, weights["recurrent_kernel"])
+        return plus_product(x, gated, weights["recurrent_kernel"])
+
+    def output_gates(self, weights, inputs, gated, sequence_noise):
+        """o^h and o^r of Eq. 6, from the weights of the output alone."""
+        inputs = times(inputs, sequence_noise.inputs)
+        x = _affine(inputs, weights["kernel"], weights.get("bias"))
+        return self.integrate(weights, x, gated)
 
     def new_state(self, weights, gates, h_tm1):
         """Eq. 7: the new hidden state."""
@@ -305,10 +327,9 @@ class ARMINEquations:
     def _written_value(self, weights, projected, h):
         if not self.has_write_kernel:
             return h
-        value = ops.matmul(h, weights["write_kernel"][-self.units :])
-        if self.write_inputs:
-            value = value + projected["write"]
-        return _plus(value, weights.get("write_bias"))
+        rows = weights["write_kernel"][-self.units :]
+        value = _affine(h, rows, weights.get("write_bias"))
+        return value + projected["write"] if self.write_inputs else value
 
     def _write(self, memory, address, count, value, live, record, in_place):
         """The new memory, where it was written to, and the row before that."""
@@ -326,12 +347,10 @@ class ARMINEquations:
         return memory, slot, replaced
 
 
-def _plus(x, bias):
-    return x if bias is None else x + bias
-
-
-def _plus_product(x, inputs, kernel):
-    return x + ops.matmul(inputs, kernel)
+def _affine(inputs, kernel, bias):
+    if bias is None:
+        return ops.matmul(inputs, kernel)
+    return plus_product(bias, inputs, kernel)
 
 
 def times(x, mask):

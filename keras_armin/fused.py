@@ -46,6 +46,15 @@ TAPE = (
 # Of what is kept, what the steps back do not look at.
 _NOT_BACK = ("shown", "gated", "h", "memory")
 
+# What a projected input is added to.
+PROJECTED_TO = {
+    "address": "d_logits",
+    "input_gates": "d_input_gates",
+    "gates": "d_state_gates",
+    "write": "d_value",
+    "query": "d_query",
+}
+
 # Weights whose gradient is added up step by step.
 SUMMED = (
     "gate_norm_gain",
@@ -57,10 +66,12 @@ SUMMED = (
     "content_scale",
 )
 
-# Derivatives of the usual activations, from their value.
-SLOPES = {
-    keras.activations.sigmoid: lambda y: y * (1 - y),
-    keras.activations.tanh: lambda y: 1 - y * y,
+LINEAR = keras.activations.linear
+
+# Gradients of the usual activations, from their values.
+GRADIENTS = {
+    keras.activations.sigmoid: backends.sigmoid_gradient,
+    keras.activations.tanh: backends.tanh_gradient,
 }
 
 
@@ -210,22 +221,14 @@ def _backward(cell, projected, weights, start, constants, tape, d):
     }
     first, found = _scan(way_back.step, carry, per_step, reverse=True)
     return {
-        "projected": _projected_gradients(projected, found),
+        "projected": {
+            name: found[source]
+            for name, source in PROJECTED_TO.items()
+            if name in projected
+        },
         "weights": way_back.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
-
-
-def _projected_gradients(projected, found):
-    columns = ("d_logits", "d_input_gates", "d_state_gates")
-    sources = {"write": "d_value", "query": "d_query"}
-    gradients = {
-        name: found[source]
-        for name, source in sources.items()
-        if name in projected
-    }
-    kernel = ops.concatenate([found[name] for name in columns], axis=-1)
-    return {"kernel": kernel, **gradients}
 
 
 class _WayBack:
@@ -328,7 +331,8 @@ class _WayBack:
         i_f = cell.recurrent_activation(before_i_f)
         i, f = ops.split(i_f, [u], axis=-1)
         g = cell.activation(before_g)
-        d_c = self._undo_state_activation(f * h_tm1 + i * g, d_c, sums)
+        if cell.layer_norm or cell.state_activation is not LINEAR:
+            d_c = self._undo_state_activation(f * h_tm1 + i * g, d_c, sums)
         d_i_f = ops.concatenate([d_c * g, d_c * h_tm1], axis=-1)
         d_normal = ops.concatenate(
             [
@@ -436,10 +440,10 @@ class _WayBack:
 
 def _undo(activation, x, y, d_y):
     """The gradient of `x`, before an activation. `y`, after it, may be None."""
-    if activation is keras.activations.linear:
+    if activation is LINEAR:
         return d_y
-    if activation in SLOPES:
-        return d_y * SLOPES[activation](activation(x) if y is None else y)
+    if activation in GRADIENTS:
+        return GRADIENTS[activation](activation(x) if y is None else y, d_y)
     return backends.pullback(activation, x, d_y)
 
 

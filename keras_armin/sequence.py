@@ -42,7 +42,7 @@ def run_armin(
     }
     seen, last = fused.recur(
         cell,
-        cell.project(of_state, sequences, sequence_noise),
+        cell.project_sequence(of_state, sequences, sequence_noise),
         cell.of_recurrence(of_state),
         {"h": state.h, "memory": cell.as_matrix(state.memory)},
         {name: x for name, x in constants.items() if x is not None},
@@ -51,8 +51,9 @@ def run_armin(
     )
 
     def output(inputs, seen):
-        x = cell.project(of_output, inputs, sequence_noise)["kernel"]
-        gates = cell.integrate(of_output, x, seen["gated"])
+        gates = cell.output_gates(
+            of_output, inputs, seen["gated"], sequence_noise
+        )
         return cell.output(of_output, gates, seen["shown"])
 
     if keep_outputs:

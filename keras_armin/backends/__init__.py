@@ -9,12 +9,13 @@
   `forward(inputs, constants)`, which returns the outputs and what the way back
   needs, and gives it the gradient `backward(inputs, constants, residuals,
   output_gradients)`. All are flat lists of tensors.
-- `pullback(function, inputs, output_gradients)`: gradients of a small function
-  inside such a `backward`.
+- `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
+  `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix
   in `(batch, n, r)`. With `in_place` they may destroy their argument, which
   has to be a tensor that `own` gave.
-- `matvec`: each matrix times its vector.
+- `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
+  times its vector.
 """
 
 import importlib
@@ -34,8 +35,11 @@ check_batch_size = _backend.check_batch_size
 matvec = _backend.matvec
 own = _backend.own
 ops = _backend.ops
+plus_product = _backend.plus_product
 pullback = _backend.pullback
 put_rows = _backend.put_rows
 scan = _backend.scan
+sigmoid_gradient = _backend.sigmoid_gradient
 take_rows = _backend.take_rows
+tanh_gradient = _backend.tanh_gradient
 with_gradient = _backend.with_gradient

@@ -8,10 +8,13 @@ __all__ = [
     "matvec",
     "own",
     "ops",
+    "plus_product",
     "pullback",
     "put_rows",
     "scan",
+    "sigmoid_gradient",
     "take_rows",
+    "tanh_gradient",
     "with_gradient",
 ]
 
@@ -45,6 +48,18 @@ def add_to_rows(memory, slot, value, in_place=False):
 
 def matvec(matrices, vectors):
     return jnp.einsum("bnr,br->bn", matrices, vectors)
+
+
+def plus_product(x, inputs, kernel):
+    return x + jnp.matmul(inputs, kernel)
+
+
+def sigmoid_gradient(y, d_y):
+    return d_y * y * (1 - y)
+
+
+def tanh_gradient(y, d_y):
+    return d_y * (1 - y * y)
 
 
 def pullback(function, x, d_y):

@@ -7,10 +7,13 @@ __all__ = [
     "matvec",
     "own",
     "ops",
+    "plus_product",
     "pullback",
     "put_rows",
     "scan",
+    "sigmoid_gradient",
     "take_rows",
+    "tanh_gradient",
     "with_gradient",
 ]
 
@@ -93,6 +96,18 @@ def _row_index(slot):
 
 def matvec(matrices, vectors):
     return tf.linalg.matvec(matrices, vectors)
+
+
+def plus_product(x, inputs, kernel):
+    return x + ops.matmul(inputs, kernel)
+
+
+def sigmoid_gradient(y, d_y):
+    return tf.raw_ops.SigmoidGrad(y=y, dy=d_y)
+
+
+def tanh_gradient(y, d_y):
+    return tf.raw_ops.TanhGrad(y=y, dy=d_y)
 
 
 def pullback(function, x, d_y):

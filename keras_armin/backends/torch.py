@@ -8,10 +8,13 @@ __all__ = [
     "matvec",
     "own",
     "ops",
+    "plus_product",
     "pullback",
     "put_rows",
     "scan",
+    "sigmoid_gradient",
     "take_rows",
+    "tanh_gradient",
     "with_gradient",
 ]
 
@@ -63,29 +66,55 @@ def own(x):
 
 
 def take_rows(memory, slot):
-    return torch.gather(memory, 1, _row_index(memory, slot)).squeeze(1)
+    rows, index = _rows(memory, slot)
+    return rows.index_select(0, index)
 
 
 def put_rows(memory, slot, value, in_place=False):
-    put = torch.Tensor.scatter_ if _may(in_place) else torch.scatter
-    return put(memory, 1, _row_index(memory, slot), value.unsqueeze(1))
+    rows, index = _rows(memory, slot)
+    put = torch.Tensor.index_copy_ if _may(in_place) else torch.index_copy
+    return put(rows, 0, index, value).view(memory.shape)
 
 
 def add_to_rows(memory, slot, value, in_place=False):
-    add = torch.Tensor.scatter_add_ if _may(in_place) else torch.scatter_add
-    return add(memory, 1, _row_index(memory, slot), value.unsqueeze(1))
+    rows, index = _rows(memory, slot)
+    add = torch.Tensor.index_add_ if _may(in_place) else torch.index_add
+    return add(rows, 0, index, value).view(memory.shape)
 
 
 def _may(in_place):
     return in_place and not torch.is_grad_enabled()
 
 
-def _row_index(memory, slot):
-    return slot.long().view(-1, 1, 1).expand(-1, 1, memory.shape[2])
+def _rows(memory, slot):
+    """All rows of all samples, and which of them are meant."""
+    batch, slots, width = memory.shape
+    first = torch.arange(0, batch * slots, slots, device=slot.device)
+    return memory.reshape(-1, width), first + slot
 
 
 def matvec(matrices, vectors):
     return torch.bmm(matrices, vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def plus_product(x, inputs, kernel):
+    if inputs.dim() > 2:
+        # addmm takes matrices only.
+        rows = plus_product(
+            x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x,
+            inputs.reshape(-1, inputs.shape[-1]),
+            kernel,
+        )
+        return rows.view(*inputs.shape[:-1], -1)
+    return torch.addmm(x, inputs, kernel)
+
+
+def sigmoid_gradient(y, d_y):
+    return torch.ops.aten.sigmoid_backward(d_y, y)
+
+
+def tanh_gradient(y, d_y):
+    return torch.ops.aten.tanh_backward(d_y, y)
 
 
 def pullback(function, x, d_y):
