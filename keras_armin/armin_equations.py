@@ -48,7 +48,11 @@ class Moved(NamedTuple):
     both: Any  # (batch, units + r): h before the step, and r
     gated: Any  # (batch, units + r): h^g and r^g
     input_gates: Any  # (batch, units + r): g^h and g^r before normalisation
+    g_both: Any  # (batch, units + r): g^h and g^r
     state_gates: Any  # (batch, 3 units): i, f and g before normalisation
+    i: Any  # (batch, units)
+    f: Any  # (batch, units)
+    g: Any  # (batch, units)
 
 
 class ARMINEquations:
@@ -207,14 +211,16 @@ class ARMINEquations:
             times(both, drop),
             weights["gate_recurrent_kernel"],
         )
-        gated = times(self.gate(weights, input_gates) * both, drop)
+        g_both = self.input_gates(weights, input_gates)
+        gated = times(g_both * both, drop)
         state_gates = self.integrate(weights, projected["gates"], gated)
         output_gates = None
         if state_gates.shape[-1] > 3 * self.units:
             state_gates, output_gates = ops.split(
                 state_gates, [3 * self.units], axis=-1
             )
-        c = self.new_state(weights, state_gates, h_tm1)
+        i, f, g = self.state_gates(weights, state_gates)
+        c = self.new_state(weights, i, f, g, h_tm1)
         h = self._zoneout(c, h_tm1, noise.step.zoneout, training)
         value = self._written_value(weights, projected, h)
 
@@ -236,7 +242,11 @@ class ARMINEquations:
             both,
             gated,
             input_gates,
+            g_both,
             state_gates,
+            i,
+            f,
+            g,
         )
 
     def _scores(self, weights, x, query, h, memory, gumbel):
@@ -265,7 +275,7 @@ class ARMINEquations:
         scale = ops.exp(ops.cast(weights["content_scale"], wide))
         return scale / math.sqrt(self.memory_dim)
 
-    def gate(self, weights, gates):
+    def input_gates(self, weights, gates):
         """Eq. 3: g^h and g^r, what of [h, r] takes part."""
         if self.layer_norm:
             gates = layer_norm(
@@ -286,9 +296,9 @@ class ARMINEquations:
         x = _affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
-    def new_state(self, weights, gates, h_tm1):
-        """Eq. 7: the new hidden state."""
-        u = self.units
+    def state_gates(self, weights, gates):
+        """i, f and g of Eq. 6."""
+        u, sigma = self.units, self.recurrent_activation
         if self.layer_norm:
             gates = layer_norm(
                 gates,
@@ -296,12 +306,18 @@ class ARMINEquations:
                 weights["norm_gain"][: 3 * u],
                 weights["norm_bias"][: 3 * u],
             )
-        i_f, g = ops.split(gates, [2 * u], axis=-1)
-        i, f = ops.split(self.recurrent_activation(i_f), [u], axis=-1)
-        c = f * h_tm1 + i * self.activation(g)
+        i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
+        return sigma(i), sigma(f), self.activation(g)
+
+    def new_state(self, weights, i, f, g, h_tm1):
+        """Eq. 7: the new hidden state."""
+        c = f * h_tm1 + i * g
         if self.layer_norm:
             c = layer_norm(
-                c, [u], weights["state_norm_gain"], weights["state_norm_bias"]
+                c,
+                [self.units],
+                weights["state_norm_gain"],
+                weights["state_norm_bias"],
             )
         return self.state_activation(c)
 

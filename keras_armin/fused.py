@@ -33,15 +33,11 @@ from keras_armin.normalization import layer_norm_gradient
 # Of what `ARMINCell.move` returns: what the output is computed from, and what
 # is kept beside it for the way back.
 SEEN = ("shown", "gated")
-TAPE = (
-    "both",
-    "query",
-    "scores",
-    "written",
-    "replaced",
-    "input_gates",
-    "state_gates",
-)
+TAPE = ("both", "query", "scores", "written", "replaced")
+# The gates: where their activation has a gradient that their value tells.
+VALUES = ("g_both", "i", "f", "g")
+# In all other cases.
+BEFORE = ("input_gates", "state_gates")
 
 # Of what is kept, what the steps back do not look at.
 _NOT_BACK = ("shown", "gated", "h", "memory")
@@ -188,13 +184,12 @@ def _forward(cell, projected, weights, start, constants):
     start, per_step, move = _mover(
         cell, projected, weights, start, constants, True
     )
+    names = (*SEEN, *TAPE, *(VALUES if _is_simple(cell) else BEFORE))
 
     def step(state, now):
         moved = move(state, now)
-        tape = {
-            "slot": moved.address.slot,
-            **{name: getattr(moved, name) for name in (*SEEN, *TAPE)},
-        }
+        tape = {name: getattr(moved, name) for name in names}
+        tape["slot"] = moved.address.slot
         return {"h": moved.h, "memory": moved.memory}, tape
 
     return _scan(step, start, per_step)
@@ -229,6 +224,14 @@ def _backward(cell, projected, weights, start, constants, tape, d):
         "weights": way_back.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
+
+
+def _is_simple(cell):
+    """Whether the gates' values tell their gradient."""
+    activations = (cell.recurrent_activation, cell.activation)
+    return not cell.layer_norm and all(
+        activation in GRADIENTS for activation in activations
+    )
 
 
 class _WayBack:
@@ -272,14 +275,11 @@ class _WayBack:
         if "zoneout" in now:
             d_kept, d_h = _part(now["zoneout"], d_h)
             d_h_tm1.append(d_kept)
-        h_tm1, r = ops.split(now["both"], [units], axis=-1)
         d_c, d_r = d_h + now["d_shown"][:, :units], None
         if self.cell.output_read:
             d_r = now["d_shown"][:, units:]
 
-        found["d_state_gates"], d_h, sums = self._undo_new_state(
-            now["state_gates"], h_tm1, d_c
-        )
+        found["d_state_gates"], d_h, sums = self._undo_new_state(now, d_c)
         d_h_tm1.append(d_h)
         d_gated = now["d_gated"] + ops.matmul(
             found["d_state_gates"], self.turned["recurrent_kernel"]
@@ -322,29 +322,34 @@ class _WayBack:
         )
         return d_value, d_memory
 
-    def _undo_new_state(self, gates, h_tm1, d_c):
+    def _undo_new_state(self, now, d_c):
         cell, u, sums = self.cell, self.cell.units, {}
-        normal = gates
-        if cell.layer_norm:
-            normal = self._norm(gates, [u] * 3, "norm")
-        before_i_f, before_g = ops.split(normal, [2 * u], axis=-1)
-        i_f = cell.recurrent_activation(before_i_f)
-        i, f = ops.split(i_f, [u], axis=-1)
-        g = cell.activation(before_g)
+        sigma, h_tm1 = cell.recurrent_activation, now["both"][:, :u]
+        normal = (None, None, None)
+        if "i" in now:
+            i, f, g = now["i"], now["f"], now["g"]
+        else:
+            normal = now["state_gates"]
+            if cell.layer_norm:
+                normal = self._norm(normal, [u] * 3, "norm")
+            normal = ops.split(normal, [u, 2 * u], axis=-1)
+            i, f = sigma(normal[0]), sigma(normal[1])
+            g = cell.activation(normal[2])
         if cell.layer_norm or cell.state_activation is not LINEAR:
             d_c = self._undo_state_activation(f * h_tm1 + i * g, d_c, sums)
-        d_i_f = ops.concatenate([d_c * g, d_c * h_tm1], axis=-1)
-        d_normal = ops.concatenate(
+        d_gates = ops.concatenate(
             [
-                _undo(cell.recurrent_activation, before_i_f, i_f, d_i_f),
-                _undo(cell.activation, before_g, g, d_c * i),
+                _undo(sigma, normal[0], i, d_c * g),
+                _undo(sigma, normal[1], f, d_c * h_tm1),
+                _undo(cell.activation, normal[2], g, d_c * i),
             ],
             axis=-1,
         )
-        d_h = d_c * f
         if cell.layer_norm:
-            d_normal = self._undo_norm(gates, [u] * 3, "norm", d_normal, sums)
-        return d_normal, d_h, sums
+            d_gates = self._undo_norm(
+                now["state_gates"], [u] * 3, "norm", d_gates, sums
+            )
+        return d_gates, d_c * f, sums
 
     def _undo_state_activation(self, mixed, d_c, sums):
         cell = self.cell
@@ -356,19 +361,27 @@ class _WayBack:
         return self._undo_norm(mixed, sizes, "state_norm", d_c, sums)
 
     def _undo_gate(self, now, d_gated):
-        cell, gates, both, sums = self.cell, now["input_gates"], now["both"], {}
+        cell, both, sums = self.cell, now["both"], {}
         d_gated = times(d_gated, self.drop)
-        normal = gates
-        if cell.layer_norm:
-            normal = self._norm(gates, cell.gate_sizes, "gate_norm")
-        g = cell.recurrent_activation(normal)
-        d_gates = _undo(cell.recurrent_activation, normal, g, d_gated * both)
+        normal, g_both = None, now.get("g_both")
+        if g_both is None:
+            normal = now["input_gates"]
+            if cell.layer_norm:
+                normal = self._norm(normal, cell.gate_sizes, "gate_norm")
+            g_both = cell.recurrent_activation(normal)
+        d_gates = _undo(
+            cell.recurrent_activation, normal, g_both, d_gated * both
+        )
         if cell.layer_norm:
             d_gates = self._undo_norm(
-                gates, cell.gate_sizes, "gate_norm", d_gates, sums
+                now["input_gates"],
+                cell.gate_sizes,
+                "gate_norm",
+                d_gates,
+                sums,
             )
         d_dropped = ops.matmul(d_gates, self.turned["gate_recurrent_kernel"])
-        return d_gates, d_gated * g + times(d_dropped, self.drop), sums
+        return d_gates, d_gated * g_both + times(d_dropped, self.drop), sums
 
     def _norm(self, x, sizes, name):
         gain, bias = f"{name}_gain", f"{name}_bias"
@@ -439,7 +452,10 @@ class _WayBack:
 
 
 def _undo(activation, x, y, d_y):
-    """The gradient of `x`, before an activation. `y`, after it, may be None."""
+    """The gradient of `x` from that of `y`, before and after an activation.
+
+    Of the usual activations either may be None.
+    """
     if activation is LINEAR:
         return d_y
     if activation in GRADIENTS:

@@ -39,12 +39,6 @@ def _graph_loop(step, states, inputs, reverse):
     length = inputs[0].shape[0]
     if length is None:
         length = tf.shape(inputs[0])[0]
-    sources = [
-        tf.TensorArray(x.dtype, size=length, element_shape=x.shape[1:]).unstack(
-            x
-        )
-        for x in inputs
-    ]
     # Only tells the outputs' dtypes and shapes; unused, so it is pruned.
     _, sample = step(states, [x[0] for x in inputs])
     sinks = [
@@ -55,9 +49,7 @@ def _graph_loop(step, states, inputs, reverse):
 
     def body(count, states, sinks):
         time = length - 1 - count if reverse else count
-        new_states, outputs = step(
-            list(states), [source.read(time) for source in sources]
-        )
+        new_states, outputs = step(list(states), [x[time] for x in inputs])
         for new_state, shape in zip(new_states, shapes):
             new_state.set_shape(shape)
         sinks = [sink.write(time, y) for sink, y in zip(sinks, outputs)]
@@ -69,6 +61,7 @@ def _graph_loop(step, states, inputs, reverse):
         body,
         (tf.constant(0), states, sinks),
         maximum_iterations=length,
+        parallel_iterations=1,
     )
     return states, [sink.stack() for sink in sinks]
 

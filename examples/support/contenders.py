@@ -1,0 +1,130 @@
+"""What the benchmark compares, as calls that can be timed.
+
+Every function here returns a dict from a name to a call without arguments,
+which does the work and returns when it is done.
+"""
+
+import math
+
+import keras
+import numpy as np
+
+from keras_armin import ARMIN
+from keras_armin import ARMINCell
+
+BACKEND = keras.backend.backend()
+
+FUSED = "ARMIN"
+PLAIN = "RNN(ARMINCell)"
+LSTM = "keras.layers.LSTM"
+TORCH_LSTM = "torch.nn.LSTM"
+XLA = " with XLA"
+
+
+def armin_parameters(units, slots, inputs):
+    columns = slots + 7 * units
+    return columns * (inputs + 1) + units * slots + 2 * units * 7 * units
+
+
+def equal_lstm_units(units, slots, inputs):
+    """Units of the LSTM with as many parameters, rounded down to tens."""
+    # 4 u (u + inputs + 1) = parameters
+    parameters, b = armin_parameters(units, slots, inputs), inputs + 1
+    exact = (-b + math.sqrt(b * b + parameters)) / 2
+    return max(1, int(exact) // 10 * 10) if exact >= 20 else max(1, int(exact))
+
+
+def layers(units, slots, inputs, plain=True):
+    """The layers to compare, those of equal size beside each other."""
+    found = {FUSED: ARMIN(units, slots, return_sequences=True, seed=1)}
+    if plain:
+        found[PLAIN] = keras.layers.RNN(
+            ARMINCell(units, slots, seed=1), return_sequences=True
+        )
+    lstm_units = equal_lstm_units(units, slots, inputs)
+    found[LSTM] = keras.layers.LSTM(lstm_units, return_sequences=True)
+    if BACKEND == "torch":
+        import torch
+
+        found[TORCH_LSTM] = torch.nn.LSTM(inputs, lstm_units, batch_first=True)
+    return found
+
+
+def training_steps(units, slots, inputs, batch, time, plain=True):
+    """A forward and a backward pass, gradients of weights and inputs."""
+    shape = (batch, time, inputs)
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    calls = {}
+    for name, layer in layers(units, slots, inputs, plain).items():
+        if isinstance(layer, keras.layers.Layer):
+            layer.build(shape)
+        calls.update(_TRAINING[BACKEND](name, layer, x))
+    return calls
+
+
+def _training_jax(name, layer, x):
+    import jax
+
+    def loss(trainable, x, non_trainable):
+        outputs, updates = layer.stateless_call(
+            trainable, non_trainable, x, training=True
+        )
+        return (outputs**2).sum(), updates
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+    trainable = [v.value for v in layer.trainable_variables]
+    non_trainable = [v.value for v in layer.non_trainable_variables]
+    x = jax.numpy.asarray(x)
+    return {
+        name: lambda: jax.block_until_ready(
+            gradient(trainable, x, non_trainable)
+        )
+    }
+
+
+def _training_tensorflow(name, layer, x):
+    import tensorflow as tf
+
+    x = tf.constant(x)
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(layer(x, training=True) ** 2)
+        return tape.gradient(
+            loss, [v.value for v in layer.trainable_variables] + [x]
+        )
+
+    def call(jit_compile):
+        function = tf.function(gradient, jit_compile=jit_compile)
+        return lambda: function(x)[0].numpy()
+
+    return {name: call(False), name + XLA: call(True)}
+
+
+def _training_torch(name, layer, x):
+    import torch
+
+    x = torch.tensor(x, requires_grad=True)
+    keras_layer = isinstance(layer, keras.layers.Layer)
+    parameters = [
+        *(
+            [v.value for v in layer.trainable_variables]
+            if keras_layer
+            else layer.parameters()
+        ),
+        x,
+    ]
+
+    def call():
+        y = layer(x, training=True) if keras_layer else layer(x)[0]
+        torch.autograd.grad((y**2).sum(), parameters)
+
+    return {name: call}
+
+
+_TRAINING = {
+    "jax": _training_jax,
+    "tensorflow": _training_tensorflow,
+    "torch": _training_torch,
+}
