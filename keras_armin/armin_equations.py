@@ -5,6 +5,7 @@ from typing import Any
 from typing import NamedTuple
 
 from keras_armin import memory as memory_ops
+from keras_armin.backends import activate
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
 from keras_armin.cell import Step
@@ -187,7 +188,7 @@ class ARMINEquations:
             record: Whether the gradient is taken by hand: from a record that
                 has the row that was overwritten, and without the detour by
                 which a hard read gets the gradient of the relaxed one.
-            in_place: Whether `memory` may be destroyed.
+            in_place: Whether `memory` and `projected` may be destroyed.
         """
         drop = noise.sequence.recurrent
         dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
@@ -210,16 +211,19 @@ class ARMINEquations:
             projected["input_gates"],
             times(both, drop),
             weights["gate_recurrent_kernel"],
+            in_place,
         )
-        g_both = self.input_gates(weights, input_gates)
+        g_both = self.input_gates(weights, input_gates, in_place)
         gated = times(g_both * both, drop)
-        state_gates = self.integrate(weights, projected["gates"], gated)
+        state_gates = self.integrate(
+            weights, projected["gates"], gated, in_place
+        )
         output_gates = None
         if state_gates.shape[-1] > 3 * self.units:
             state_gates, output_gates = ops.split(
                 state_gates, [3 * self.units], axis=-1
             )
-        i, f, g = self.state_gates(weights, state_gates)
+        i, f, g = self.state_gates(weights, state_gates, in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
         h = self._zoneout(c, h_tm1, noise.step.zoneout, training)
         value = self._written_value(weights, projected, h)
@@ -275,7 +279,7 @@ class ARMINEquations:
         scale = ops.exp(ops.cast(weights["content_scale"], wide))
         return scale / math.sqrt(self.memory_dim)
 
-    def input_gates(self, weights, gates):
+    def input_gates(self, weights, gates, in_place):
         """Eq. 3: g^h and g^r, what of [h, r] takes part."""
         if self.layer_norm:
             gates = layer_norm(
@@ -284,11 +288,12 @@ class ARMINEquations:
                 weights["gate_norm_gain"],
                 weights["gate_norm_bias"],
             )
-        return self.recurrent_activation(gates)
+            in_place = False
+        return activate(self.recurrent_activation, gates, in_place)
 
-    def integrate(self, weights, x, gated):
+    def integrate(self, weights, x, gated, in_place=False):
         """Eq. 6 without its activations: those gates that `weights` has."""
-        return plus_product(x, gated, weights["recurrent_kernel"])
+        return plus_product(x, gated, weights["recurrent_kernel"], in_place)
 
     def output_gates(self, weights, inputs, gated, sequence_noise):
         """o^h and o^r of Eq. 6, from the weights of the output alone."""
@@ -296,7 +301,7 @@ class ARMINEquations:
         x = _affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
-    def state_gates(self, weights, gates):
+    def state_gates(self, weights, gates, in_place):
         """i, f and g of Eq. 6."""
         u, sigma = self.units, self.recurrent_activation
         if self.layer_norm:
@@ -306,8 +311,13 @@ class ARMINEquations:
                 weights["norm_gain"][: 3 * u],
                 weights["norm_bias"][: 3 * u],
             )
+            in_place = False
         i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
-        return sigma(i), sigma(f), self.activation(g)
+        return (
+            activate(sigma, i, in_place),
+            activate(sigma, f, in_place),
+            activate(self.activation, g, in_place),
+        )
 
     def new_state(self, weights, i, f, g, h_tm1):
         """Eq. 7: the new hidden state."""

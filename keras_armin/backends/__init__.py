@@ -30,6 +30,7 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
+activate = _backend.activate
 add_to_rows = _backend.add_to_rows
 check_batch_size = _backend.check_batch_size
 matvec = _backend.matvec

@@ -3,6 +3,7 @@ from jax import numpy as jnp
 from keras import ops
 
 __all__ = [
+    "activate",
     "add_to_rows",
     "check_batch_size",
     "matvec",
@@ -50,8 +51,12 @@ def matvec(matrices, vectors):
     return jnp.einsum("bnr,br->bn", matrices, vectors)
 
 
-def plus_product(x, inputs, kernel):
+def plus_product(x, inputs, kernel, in_place=False):
     return x + jnp.matmul(inputs, kernel)
+
+
+def activate(function, x, in_place=False):
+    return function(x)
 
 
 def sigmoid_gradient(y, d_y):

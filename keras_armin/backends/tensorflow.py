@@ -2,6 +2,7 @@ import tensorflow as tf
 from keras import ops
 
 __all__ = [
+    "activate",
     "add_to_rows",
     "check_batch_size",
     "matvec",
@@ -91,8 +92,12 @@ def matvec(matrices, vectors):
     return tf.linalg.matvec(matrices, vectors)
 
 
-def plus_product(x, inputs, kernel):
+def plus_product(x, inputs, kernel, in_place=False):
     return x + ops.matmul(inputs, kernel)
+
+
+def activate(function, x, in_place=False):
+    return function(x)
 
 
 def sigmoid_gradient(y, d_y):

@@ -1,8 +1,10 @@
+import keras
 import torch
 
 from keras_armin.backends import torch_ops as ops
 
 __all__ = [
+    "activate",
     "add_to_rows",
     "check_batch_size",
     "matvec",
@@ -23,12 +25,15 @@ def scan(step, states, inputs, unroll=False, reverse=False):
     """A Python loop: `unroll` makes no difference."""
     # unbind makes all the slices at once, with a single node for autograd.
     steps = list(enumerate(zip(*(torch.unbind(x) for x in inputs))))
-    collect = _Stack if torch.is_grad_enabled() else _Buffer
+    followed = torch.is_grad_enabled()
     columns = None
     for time, step_inputs in reversed(steps) if reverse else steps:
         states, outputs = step(states, list(step_inputs))
         if columns is None:
-            columns = [collect(len(steps), output) for output in outputs]
+            columns = [
+                _Stack(len(steps)) if followed else _buffer(inputs, time, y)
+                for y in outputs
+            ]
         for column, output in zip(columns, outputs):
             column.put(time, output)
     return states, [column.all() for column in columns]
@@ -37,7 +42,7 @@ def scan(step, states, inputs, unroll=False, reverse=False):
 class _Stack:
     """Outputs that autograd follows."""
 
-    def __init__(self, length, sample):
+    def __init__(self, length):
         self.outputs = [None] * length
 
     def put(self, time, output):
@@ -48,16 +53,39 @@ class _Stack:
 
 
 class _Buffer:
-    """Outputs that nothing follows: put in place while the cache has them."""
+    """Outputs that nothing follows: stored while the cache has them."""
 
-    def __init__(self, length, sample):
-        self.outputs = sample.new_empty((length, *sample.shape))
+    def __init__(self, buffer):
+        self.buffer = buffer
 
     def put(self, time, output):
-        self.outputs[time] = output
+        self.buffer[time] = output
 
     def all(self):
-        return self.outputs
+        return self.buffer
+
+
+class _Stored(_Buffer):
+    """Outputs that a step left in the place of an input of its own."""
+
+    def put(self, time, output):
+        pass
+
+
+def _buffer(inputs, time, output):
+    length = len(inputs[0])
+    storage = output.untyped_storage().data_ptr()
+    for x in inputs:
+        if x.untyped_storage().data_ptr() == storage:
+            start = output.storage_offset() - time * x.stride(0)
+            return _Stored(
+                x.as_strided(
+                    (length, *output.shape),
+                    (x.stride(0), *output.stride()),
+                    start,
+                )
+            )
+    return _Buffer(output.new_empty((length, *output.shape)))
 
 
 def own(x):
@@ -97,7 +125,9 @@ def matvec(matrices, vectors):
     return torch.bmm(matrices, vectors.unsqueeze(-1)).squeeze(-1)
 
 
-def plus_product(x, inputs, kernel):
+def plus_product(x, inputs, kernel, in_place=False):
+    if _may(in_place):
+        return x.addmm_(inputs, kernel)
     if inputs.dim() > 2:
         # addmm takes matrices only.
         rows = plus_product(
@@ -107,6 +137,18 @@ def plus_product(x, inputs, kernel):
         )
         return rows.view(*inputs.shape[:-1], -1)
     return torch.addmm(x, inputs, kernel)
+
+
+_IN_PLACE = {
+    keras.activations.sigmoid: torch.Tensor.sigmoid_,
+    keras.activations.tanh: torch.Tensor.tanh_,
+}
+
+
+def activate(function, x, in_place=False):
+    return (_IN_PLACE.get(function, function) if _may(in_place) else function)(
+        x
+    )
 
 
 def sigmoid_gradient(y, d_y):
@@ -128,6 +170,8 @@ def pullback(function, x, d_y):
 class _HandWritten(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, constants, *inputs):
+        # Autograd forbids to change a view of an input, even one that is ours.
+        inputs = [x.detach() for x in inputs]
         outputs, residuals = forward(inputs, constants)
         ctx.sizes = [len(inputs), len(residuals)]
         ctx.names = list(constants)
