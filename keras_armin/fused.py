@@ -39,7 +39,9 @@ VALUES = ("g_both", "i", "f", "g")
 # In all other cases.
 BEFORE = ("input_gates", "state_gates")
 
-# Of what is kept, what the steps back do not look at.
+# Of what is kept, what nothing but the steps back looks at.
+LOOSE = ("query", "slot", "written", "replaced", *VALUES, *BEFORE)
+# And what the steps back do not look at.
 _NOT_BACK = ("shown", "gated", "h", "memory")
 
 # What a projected input is added to.
@@ -192,7 +194,7 @@ def _forward(cell, projected, weights, start, constants):
         tape["slot"] = moved.address.slot
         return {"h": moved.h, "memory": moved.memory}, tape
 
-    return _scan(step, start, per_step)
+    return _scan(step, start, per_step, by_hand=True)
 
 
 @in_own_precision
@@ -214,7 +216,9 @@ def _backward(cell, projected, weights, start, constants, tape, d):
         "d_memory": backends.own(d["memory"]),
         **way_back.empty_sums(),
     }
-    first, found = _scan(way_back.step, carry, per_step, reverse=True)
+    first, found = _scan(
+        way_back.step, carry, per_step, reverse=True, by_hand=True
+    )
     return {
         "projected": {
             name: found[source]
@@ -480,22 +484,29 @@ def _product(left, right):
     return ops.matmul(ops.transpose(left), right)
 
 
-def _scan(step, carry, per_step, reverse=False):
+def _scan(step, carry, per_step, reverse=False, by_hand=False):
     """`backends.scan` over dicts; what is None is left out."""
     per_step = {k: v for k, v in per_step.items() if v is not None}
-    kept = ()
+    stacked, kept = (), ()
 
     def flat_step(state, now):
-        nonlocal kept
+        nonlocal stacked, kept
         new, found = step(dict(zip(carry, state)), dict(zip(per_step, now)))
         found = {k: v for k, v in found.items() if v is not None}
-        kept = tuple(found)
-        return [new[name] for name in carry], list(found.values())
+        kept = tuple(name for name in found if name in LOOSE)
+        stacked = tuple(name for name in found if name not in LOOSE)
+        return (
+            [new[name] for name in carry],
+            [found[name] for name in stacked],
+            [found[name] for name in kept],
+        )
 
-    last, found = backends.scan(
+    last, outputs, loose = backends.scan(
         flat_step,
         list(carry.values()),
         list(per_step.values()),
         reverse=reverse,
+        by_hand=by_hand,
     )
-    return dict(zip(carry, last)), dict(zip(kept, found))
+    outputs = {**dict(zip(stacked, outputs)), **dict(zip(kept, loose))}
+    return dict(zip(carry, last)), outputs

@@ -430,14 +430,14 @@ def run_cell(
                 for where in (result.read, result.written)
             ]
         if live is None:
-            return result.states, kept
+            return result.states, kept, []
         new_states = _choose(live, result.states, states)
         if keep_outputs and not zero_output_for_mask:
             kept[0] = new_states[0]
-            return new_states, kept[:1] + _blank(live, kept[1:])
-        return new_states, _blank(live, kept)
+            return new_states, kept[:1] + _blank(live, kept[1:]), []
+        return new_states, _blank(live, kept), []
 
-    states, kept = backends.scan(step, states, per_step, unroll=unroll)
+    states, kept, _ = backends.scan(step, states, per_step, unroll=unroll)
     outputs = kept.pop(0) if keep_outputs else None
     return Run(states, outputs, *kept)
 

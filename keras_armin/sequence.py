@@ -100,9 +100,9 @@ def _latest(mask):
 
     def step(states, inputs):
         latest = ops.maximum(states[0], inputs[0])
-        return [latest], [latest]
+        return [latest], [latest], []
 
-    _, (latest,) = backends.scan(step, [ops.full_like(own[0], -1)], [own])
+    _, (latest,), _ = backends.scan(step, [ops.full_like(own[0], -1)], [own])
     return latest
 
 

@@ -1,10 +1,12 @@
 """What each backend does differently: loops, gradients, single rows.
 
 - `ops`: `keras.ops`, or on torch the same functions at less cost.
-- `scan(step, states, inputs, unroll, reverse)` runs `step(states, inputs_t)`,
-  which returns `(new_states, outputs_t)`, along the first axis of `inputs`.
-  States, inputs and outputs are flat lists of tensors. It returns the last
-  states and the outputs stacked along a new first axis.
+- `scan(step, states, inputs, unroll, reverse, by_hand)` runs
+  `step(states, inputs_t)`, which returns `(new_states, outputs_t, kept_t)`,
+  along the first axis of `inputs`. All are flat lists of tensors. It returns
+  the last states, the outputs stacked along a new first axis, and what is
+  kept in whatever form another `scan` takes as its input. `by_hand` says that
+  the backend need not differentiate the loop.
 - `with_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns the outputs and what the way back
   needs, and gives it the gradient `backward(inputs, constants, residuals,

@@ -20,14 +20,15 @@ __all__ = [
 ]
 
 
-def scan(step, states, inputs, unroll=False, reverse=False):
-    return jax.lax.scan(
-        lambda carry, x: step(carry, x),
-        list(states),
-        list(inputs),
-        unroll=unroll,
-        reverse=reverse,
+def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
+    def body(carry, x):
+        states, outputs, kept = step(carry, x)
+        return states, (outputs, kept)
+
+    states, (outputs, kept) = jax.lax.scan(
+        body, list(states), list(inputs), unroll=unroll, reverse=reverse
     )
+    return states, outputs, kept
 
 
 def own(x):

@@ -19,41 +19,51 @@ __all__ = [
 ]
 
 
-def scan(step, states, inputs, unroll=False, reverse=False):
+def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
     if unroll or tf.executing_eagerly():
         return _python_loop(step, list(states), inputs, reverse)
-    return _graph_loop(step, list(states), inputs, reverse)
+    return _graph_loop(step, list(states), inputs, reverse, by_hand)
 
 
 def _python_loop(step, states, inputs, reverse):
-    per_step = []
-    steps = list(zip(*(tf.unstack(x) for x in inputs)))
-    for step_inputs in reversed(steps) if reverse else steps:
-        states, outputs = step(states, list(step_inputs))
-        per_step.append(outputs)
-    if reverse:
-        per_step.reverse()
-    return states, [tf.stack(column) for column in zip(*per_step)]
+    inputs = [x if isinstance(x, list) else tf.unstack(x) for x in inputs]
+    steps = list(enumerate(zip(*inputs)))
+    stacked, kept = [None] * len(steps), [None] * len(steps)
+    for time, step_inputs in reversed(steps) if reverse else steps:
+        states, stacked[time], kept[time] = step(states, list(step_inputs))
+    return (
+        states,
+        [tf.stack(column) for column in zip(*stacked)],
+        [list(column) for column in zip(*kept)],
+    )
 
 
-def _graph_loop(step, states, inputs, reverse):
-    length = inputs[0].shape[0]
+def _graph_loop(step, states, inputs, reverse, by_hand):
+    first = next(x for x in inputs if not isinstance(x, tf.TensorArray))
+    length = first.shape[0]
     if length is None:
-        length = tf.shape(inputs[0])[0]
+        length = tf.shape(first)[0]
+    sources = [_source(x, length, by_hand) for x in inputs]
     # Only tells the outputs' dtypes and shapes; unused, so it is pruned.
-    _, sample = step(states, [x[0] for x in inputs])
+    _, outputs, kept = step(states, [source(0) for source in sources])
     sinks = [
-        tf.TensorArray(y.dtype, size=length, element_shape=y.shape)
-        for y in sample
+        tf.TensorArray(
+            y.dtype, length, element_shape=y.shape, clear_after_read=False
+        )
+        for y in (*outputs, *kept)
     ]
     shapes = [s.shape for s in states]
 
     def body(count, states, sinks):
         time = length - 1 - count if reverse else count
-        new_states, outputs = step(list(states), [x[time] for x in inputs])
+        new_states, outputs, kept = step(
+            list(states), [source(time) for source in sources]
+        )
         for new_state, shape in zip(new_states, shapes):
             new_state.set_shape(shape)
-        sinks = [sink.write(time, y) for sink, y in zip(sinks, outputs)]
+        sinks = [
+            sink.write(time, y) for sink, y in zip(sinks, (*outputs, *kept))
+        ]
         return count + 1, list(new_states), sinks
 
     # XLA differentiates only a loop whose number of rounds it knows.
@@ -62,9 +72,20 @@ def _graph_loop(step, states, inputs, reverse):
         body,
         (tf.constant(0), states, sinks),
         maximum_iterations=length,
-        parallel_iterations=1,
     )
-    return states, [sink.stack() for sink in sinks]
+    stacked = [sink.stack() for sink in sinks[: len(outputs)]]
+    return states, stacked, sinks[len(outputs) :]
+
+
+def _source(x, length, by_hand):
+    """A function from the time to that step of `x`."""
+    if isinstance(x, tf.TensorArray):
+        return x.read
+    if by_hand:
+        # No copy; but its gradient would fill a whole sequence at each step.
+        return lambda time: x[time]
+    shape = x.shape[1:]
+    return tf.TensorArray(x.dtype, length, element_shape=shape).unstack(x).read
 
 
 def own(x):

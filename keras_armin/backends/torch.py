@@ -21,28 +21,32 @@ __all__ = [
 ]
 
 
-def scan(step, states, inputs, unroll=False, reverse=False):
+def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
     """A Python loop: `unroll` makes no difference."""
     # unbind makes all the slices at once, with a single node for autograd.
-    steps = list(enumerate(zip(*(torch.unbind(x) for x in inputs))))
-    followed = torch.is_grad_enabled()
-    columns = None
+    per_step = zip(
+        *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
+    )
+    steps = list(enumerate(per_step))
+    collect = _Stack if torch.is_grad_enabled() else _Buffer
+    columns, kept = None, [None] * len(steps)
     for time, step_inputs in reversed(steps) if reverse else steps:
-        states, outputs = step(states, list(step_inputs))
+        states, outputs, kept[time] = step(states, list(step_inputs))
         if columns is None:
-            columns = [
-                _Stack(len(steps)) if followed else _buffer(inputs, time, y)
-                for y in outputs
-            ]
+            columns = [collect(len(steps), output) for output in outputs]
         for column, output in zip(columns, outputs):
             column.put(time, output)
-    return states, [column.all() for column in columns]
+    return (
+        states,
+        [column.all() for column in columns],
+        [list(column) for column in zip(*kept)],
+    )
 
 
 class _Stack:
     """Outputs that autograd follows."""
 
-    def __init__(self, length):
+    def __init__(self, length, sample):
         self.outputs = [None] * length
 
     def put(self, time, output):
@@ -53,39 +57,16 @@ class _Stack:
 
 
 class _Buffer:
-    """Outputs that nothing follows: stored while the cache has them."""
+    """Outputs that nothing follows: put in place while the cache has them."""
 
-    def __init__(self, buffer):
-        self.buffer = buffer
+    def __init__(self, length, sample):
+        self.outputs = sample.new_empty((length, *sample.shape))
 
     def put(self, time, output):
-        self.buffer[time] = output
+        self.outputs[time] = output
 
     def all(self):
-        return self.buffer
-
-
-class _Stored(_Buffer):
-    """Outputs that a step left in the place of an input of its own."""
-
-    def put(self, time, output):
-        pass
-
-
-def _buffer(inputs, time, output):
-    length = len(inputs[0])
-    storage = output.untyped_storage().data_ptr()
-    for x in inputs:
-        if x.untyped_storage().data_ptr() == storage:
-            start = output.storage_offset() - time * x.stride(0)
-            return _Stored(
-                x.as_strided(
-                    (length, *output.shape),
-                    (x.stride(0), *output.stride()),
-                    start,
-                )
-            )
-    return _Buffer(output.new_empty((length, *output.shape)))
+        return self.outputs
 
 
 def own(x):
@@ -173,24 +154,29 @@ class _HandWritten(torch.autograd.Function):
         # Autograd forbids to change a view of an input, even one that is ours.
         inputs = [x.detach() for x in inputs]
         outputs, residuals = forward(inputs, constants)
-        ctx.sizes = [len(inputs), len(residuals)]
-        ctx.names = list(constants)
-        # An output kept in any other way would never be freed.
-        ctx.save_for_backward(*inputs, *residuals, *constants.values())
+        # An output kept in any other way would never be freed. Lists hold
+        # tensors that are neither inputs nor outputs.
+        ctx.is_list = [isinstance(x, list) for x in residuals]
+        ctx.lists = [x for x in residuals if isinstance(x, list)]
+        ctx.save_for_backward(
+            *inputs,
+            *constants.values(),
+            *(x for x in residuals if not isinstance(x, list)),
+        )
+        ctx.inputs, ctx.constants = len(inputs), list(constants)
         ctx.way_back = backward
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        saved = ctx.saved_tensors
-        inputs, residuals = ctx.sizes
-        found = ctx.way_back(
-            saved[:inputs],
-            dict(zip(ctx.names, saved[inputs + residuals :])),
-            saved[inputs : inputs + residuals],
-            gradients,
-        )
+        saved, lists = list(ctx.saved_tensors), iter(ctx.lists)
+        inputs, saved = saved[: ctx.inputs], iter(saved[ctx.inputs :])
+        constants = {name: next(saved) for name in ctx.constants}
+        residuals = [
+            next(lists) if is_list else next(saved) for is_list in ctx.is_list
+        ]
+        found = ctx.way_back(inputs, constants, residuals, gradients)
         return None, None, None, *found
 
 
