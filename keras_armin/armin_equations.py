@@ -369,7 +369,9 @@ class ARMINEquations:
         if live is not None:
             # Writing back what was there costs one row, not the memory.
             value = ops.where(live, value, replaced)
-        memory = memory_ops.overwrite(memory, slot, value, in_place)
+        memory = memory_ops.overwrite(
+            memory, slot, value, in_place, after=replaced
+        )
         return memory, slot, replaced
 
 

@@ -42,7 +42,7 @@ BEFORE = ("input_gates", "state_gates")
 # Of what is kept, what nothing but the steps back looks at.
 LOOSE = ("query", "slot", "written", "replaced", *VALUES, *BEFORE)
 # And what the steps back do not look at.
-_NOT_BACK = ("shown", "gated", "h", "memory")
+_NOT_BACK = ("shown", "gated", "scores", "h", "memory")
 
 # What a projected input is added to.
 PROJECTED_TO = {
@@ -209,6 +209,7 @@ def _backward(cell, projected, weights, start, constants, tape, d):
         **{name: constants.get(name) for name in ("zoneout", "live")},
         **{k: v for k, v in tape.items() if k not in _NOT_BACK},
         **{f"d_{name}": d[name] for name in SEEN},
+        "relaxed": memory_ops.softmax(tape["scores"]),
     }
     carry = {
         "memory": backends.own(tape["memory"]),
@@ -322,7 +323,7 @@ class _WayBack:
         if live is not None:
             d_value, left = _part(live, d_value)
         d_memory = backends.put_rows(
-            d_memory, now["written"], left, in_place=True
+            d_memory, now["written"], left, in_place=True, after=d_value
         )
         return d_value, d_memory
 
@@ -400,7 +401,7 @@ class _WayBack:
 
     def _undo_read(self, memory, d_memory, now, d_r):
         """Through r = s M to the logits, and to the rows that were read."""
-        relaxed = memory_ops.softmax(now["scores"])
+        relaxed = now["relaxed"]
         if self.cell.addressing == "hard":
             d_memory = backends.add_to_rows(
                 d_memory, now["slot"], d_r, in_place=True

@@ -128,9 +128,9 @@ def write_slot(count, slot, memory_slots: int):
     return ops.where(count < memory_slots, count, slot)
 
 
-def overwrite(memory, slot, value, in_place=False):
+def overwrite(memory, slot, value, in_place=False, after=None):
     """Replace row `slot` of each sample by `value` `(batch, r)`."""
-    return backends.put_rows(memory, slot, value, in_place)
+    return backends.put_rows(memory, slot, value, in_place, after)
 
 
 def soft_write_weights(count, read_weights):

@@ -15,7 +15,8 @@
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix
   in `(batch, n, r)`. With `in_place` they may destroy their argument, which
-  has to be a tensor that `own` gave.
+  has to be a tensor that `own` gave. `put_rows` takes as `after` what has to
+  have been read from the memory before.
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
   times its vector.
 """

@@ -40,7 +40,11 @@ def take_rows(memory, slot):
     return memory[jnp.arange(memory.shape[0]), slot]
 
 
-def put_rows(memory, slot, value, in_place=False):
+def put_rows(memory, slot, value, in_place=False, after=None):
+    if after is not None:
+        # Makes the value depend on `after`. XLA would else not know which
+        # comes first, and copy the memory at each step to be safe.
+        value = jnp.where(slot[:, None] >= 0, value, after)
     return memory.at[jnp.arange(memory.shape[0]), slot].set(value)
 
 

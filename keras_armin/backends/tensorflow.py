@@ -97,7 +97,11 @@ def take_rows(memory, slot):
     return tf.gather(memory, slot, batch_dims=1)
 
 
-def put_rows(memory, slot, value, in_place=False):
+def put_rows(memory, slot, value, in_place=False, after=None):
+    if after is not None:
+        # Makes the value depend on `after`. XLA would else not know which
+        # comes first, and copy the memory at each step to be safe.
+        value = tf.where(slot[:, None] >= 0, value, after)
     return tf.tensor_scatter_nd_update(memory, _row_index(slot), value)
 
 

@@ -79,7 +79,7 @@ def take_rows(memory, slot):
     return rows.index_select(0, index)
 
 
-def put_rows(memory, slot, value, in_place=False):
+def put_rows(memory, slot, value, in_place=False, after=None):
     rows, index = _rows(memory, slot)
     put = torch.Tensor.index_copy_ if _may(in_place) else torch.index_copy
     return put(rows, 0, index, value).view(memory.shape)
