@@ -4,6 +4,9 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+import keras
+
+from keras_armin import backends
 from keras_armin import memory as memory_ops
 from keras_armin.backends import activate
 from keras_armin.backends import ops
@@ -25,6 +28,13 @@ class ARMINState(NamedTuple):
 
 # What is left of the columns of `kernel`, in their order.
 PROJECTED = ("address", "input_gates", "gates")
+
+
+# Gradients of the usual activations, from their values.
+GRADIENTS = {
+    keras.activations.sigmoid: backends.sigmoid_gradient,
+    keras.activations.tanh: backends.tanh_gradient,
+}
 
 
 class Noise(NamedTuple):
@@ -161,6 +171,12 @@ class ARMINEquations:
                 used[name] = used[name][-self.units :]
         return used
 
+    @property
+    def gates_tell_gradient(self):
+        """Whether a gate's value is enough to go back through it."""
+        activations = {self.recurrent_activation, self.activation}
+        return not self.layer_norm and activations <= set(GRADIENTS)
+
     def as_matrix(self, memory):
         return ops.reshape(memory, (-1, self.memory_slots, self.memory_dim))
 
@@ -213,7 +229,9 @@ class ARMINEquations:
             weights["gate_recurrent_kernel"],
             in_place,
         )
-        g_both = self.input_gates(weights, input_gates, in_place)
+        # Where the gradient needs a gate before its activation, it stays.
+        activate_in_place = in_place and self.gates_tell_gradient
+        g_both = self.input_gates(weights, input_gates, activate_in_place)
         gated = times(g_both * both, drop)
         state_gates = self.integrate(
             weights, projected["gates"], gated, in_place
@@ -223,7 +241,7 @@ class ARMINEquations:
             state_gates, output_gates = ops.split(
                 state_gates, [3 * self.units], axis=-1
             )
-        i, f, g = self.state_gates(weights, state_gates, in_place)
+        i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
         h = self._zoneout(c, h_tm1, noise.step.zoneout, training)
         value = self._written_value(weights, projected, h)
@@ -288,7 +306,6 @@ class ARMINEquations:
                 weights["gate_norm_gain"],
                 weights["gate_norm_bias"],
             )
-            in_place = False
         return activate(self.recurrent_activation, gates, in_place)
 
     def integrate(self, weights, x, gated, in_place=False):
@@ -311,7 +328,6 @@ class ARMINEquations:
                 weights["norm_gain"][: 3 * u],
                 weights["norm_bias"][: 3 * u],
             )
-            in_place = False
         i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
         return (
             activate(sigma, i, in_place),

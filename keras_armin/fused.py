@@ -21,6 +21,7 @@ import keras
 
 from keras_armin import backends
 from keras_armin import memory as memory_ops
+from keras_armin.armin_equations import GRADIENTS
 from keras_armin.armin_equations import Noise
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
@@ -65,12 +66,6 @@ SUMMED = (
 )
 
 LINEAR = keras.activations.linear
-
-# Gradients of the usual activations, from their values.
-GRADIENTS = {
-    keras.activations.sigmoid: backends.sigmoid_gradient,
-    keras.activations.tanh: backends.tanh_gradient,
-}
 
 
 def recur(
@@ -186,7 +181,7 @@ def _forward(cell, projected, weights, start, constants):
     start, per_step, move = _mover(
         cell, projected, weights, start, constants, True
     )
-    names = (*SEEN, *TAPE, *(VALUES if _is_simple(cell) else BEFORE))
+    names = (*SEEN, *TAPE, *(VALUES if cell.gates_tell_gradient else BEFORE))
 
     def step(state, now):
         moved = move(state, now)
@@ -229,14 +224,6 @@ def _backward(cell, projected, weights, start, constants, tape, d):
         "weights": way_back.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
-
-
-def _is_simple(cell):
-    """Whether the gates' values tell their gradient."""
-    activations = (cell.recurrent_activation, cell.activation)
-    return not cell.layer_norm and all(
-        activation in GRADIENTS for activation in activations
-    )
 
 
 class _WayBack:

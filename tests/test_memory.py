@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
+from keras_armin import backends
 from keras_armin import memory
 from tests.helpers import array
 
@@ -16,7 +17,11 @@ def matrix(rng):
     return rng.normal(size=(BATCH, SLOTS, DIM)).astype("float32")
 
 
-def logits(rng):
+def rows(rng):
+    return rng.normal(size=(BATCH, DIM)).astype("float32")
+
+
+def scores(rng):
     return ops.convert_to_tensor(
         rng.normal(size=(BATCH, SLOTS)).astype("float32")
     )
@@ -46,8 +51,7 @@ def test_a_pointer_of_zeros_is_an_empty_memory():
 
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
 def test_read_weights_are_a_distribution(addressing, rng):
-    gumbel = rng.gumbel(size=(BATCH, SLOTS)).astype("float32")
-    where = memory.address(logits(rng), 0.5, addressing, gumbel)
+    where = memory.address(scores(rng), addressing, sampled=True)
     weights = array(where.weights)
 
     assert (weights >= 0).all()
@@ -57,11 +61,11 @@ def test_read_weights_are_a_distribution(addressing, rng):
 
 
 def test_without_noise_the_best_slot_is_read(rng):
-    scores = logits(rng)
+    drawn = scores(rng)
     contents = matrix(rng)
     for addressing in ("hard", "relaxed"):
-        where = memory.address(scores, 1.0, addressing)
-        best = array(scores).argmax(-1)
+        where = memory.address(drawn, addressing, sampled=False)
+        best = array(drawn).argmax(-1)
 
         assert array(where.slot).tolist() == best.tolist()
         np.testing.assert_array_equal(
@@ -70,24 +74,23 @@ def test_without_noise_the_best_slot_is_read(rng):
         )
 
 
-def test_a_hard_sample_follows_the_noise(rng):
-    push = np.zeros((BATCH, SLOTS), "float32")
-    push[:, 2] = 100.0
+def test_a_hard_sample_is_one_row_where_the_gradient_is_taken_by_hand(rng):
+    drawn = scores(rng)
+    where = memory.address(drawn, "hard", sampled=True, straight_through=False)
 
-    where = memory.address(logits(rng), 1.0, "hard", push)
-
-    assert array(where.slot).tolist() == [2, 2, 2]
+    assert where.weights is None
+    assert array(where.slot).tolist() == array(drawn).argmax(-1).tolist()
 
 
 def test_gumbel_samples_follow_the_softmax(rng):
-    scores = np.array([[0.0, 1.0, 2.0, -1.0]], "float32")
+    logits = np.array([[0.0, 1.0, 2.0, -1.0]], "float32")
     draws = 20000
     gumbel = rng.gumbel(size=(draws, SLOTS)).astype("float32")
     where = memory.address(
-        ops.convert_to_tensor(np.repeat(scores, draws, 0)), 0.3, "hard", gumbel
+        ops.convert_to_tensor((logits + gumbel) / 0.3), "hard", sampled=True
     )
     share = np.bincount(array(where.slot), minlength=SLOTS) / draws
-    expected = np.exp(scores[0]) / np.exp(scores[0]).sum()
+    expected = np.exp(logits[0]) / np.exp(logits[0]).sum()
 
     np.testing.assert_allclose(share, expected, atol=0.015)
 
@@ -102,16 +105,47 @@ def test_a_one_hot_read_returns_that_slot_exactly(rng):
 
 
 def test_an_overwrite_changes_only_its_slot(rng):
-    contents = matrix(rng)
-    value = rng.normal(size=(BATCH, DIM)).astype("float32")
+    contents, value = matrix(rng), rows(rng)
     slot = ops.convert_to_tensor([3, 0, 2], dtype="int32")
-    after = array(
-        memory.overwrite(ops.convert_to_tensor(contents), slot, value)
-    )
+    before = ops.convert_to_tensor(contents)
+    after = array(memory.overwrite(before, slot, ops.convert_to_tensor(value)))
 
     expected = contents.copy()
     expected[[0, 1, 2], [3, 0, 2]] = value
     np.testing.assert_array_equal(after, expected)
+    np.testing.assert_array_equal(array(before), contents)
+
+
+def test_single_rows_are_taken_put_and_added_to(rng):
+    contents, value = matrix(rng), rows(rng)
+    index = [0, 1, 2], [3, 0, 2]
+    slot = ops.convert_to_tensor(index[1], dtype="int32")
+    tensors = [ops.convert_to_tensor(x) for x in (contents, value)]
+
+    np.testing.assert_array_equal(
+        array(backends.take_rows(tensors[0], slot)), contents[index]
+    )
+    for in_place in (False, True):
+        for function, expected in (
+            (backends.put_rows, value),
+            (backends.add_to_rows, contents[index] + value),
+        ):
+            changed = contents.copy()
+            changed[index] = expected
+            own = ops.copy(tensors[0])
+            found = function(own, slot, tensors[1], in_place=in_place)
+            np.testing.assert_array_equal(array(found), changed)
+
+
+def test_a_matrix_times_a_vector(rng):
+    contents, value = matrix(rng), rows(rng)
+    found = backends.matvec(
+        ops.convert_to_tensor(contents), ops.convert_to_tensor(value)
+    )
+
+    np.testing.assert_allclose(
+        array(found), np.einsum("bnr,br->bn", contents, value), rtol=1e-5
+    )
 
 
 def test_an_overwrite_removes_a_nan(rng):
@@ -120,7 +154,7 @@ def test_an_overwrite_removes_a_nan(rng):
     after = memory.overwrite(
         ops.convert_to_tensor(contents),
         ops.convert_to_tensor([1, 1, 1], dtype="int32"),
-        np.zeros((BATCH, DIM), "float32"),
+        ops.zeros((BATCH, DIM)),
     )
 
     assert np.isfinite(array(after)).all()
@@ -146,10 +180,10 @@ def test_a_soft_write_fills_first_and_then_follows_the_read():
 
 
 def test_a_blend_stays_between_old_and_new(rng):
-    contents = matrix(rng)
-    value = rng.normal(size=(BATCH, DIM)).astype("float32")
+    contents, value = matrix(rng), rows(rng)
     weights = rng.random((BATCH, SLOTS)).astype("float32")
-    after = array(memory.blend(ops.convert_to_tensor(contents), weights, value))
+    tensors = [ops.convert_to_tensor(x) for x in (contents, weights, value)]
+    after = array(memory.blend(*tensors))
 
     low = np.minimum(contents, value[:, None])
     high = np.maximum(contents, value[:, None])

@@ -128,3 +128,145 @@ _TRAINING = {
     "tensorflow": _training_tensorflow,
     "torch": _training_torch,
 }
+
+
+def inference_runs(units, slots, inputs, batch, time):
+    """A whole sequence at inference: the layer's compiled loop."""
+    shape = (batch, time, inputs)
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    calls = {}
+    for name, layer in layers(units, slots, inputs, plain=False).items():
+        if name == TORCH_LSTM:
+            continue
+        layer.build(shape)
+        calls[name] = _INFERENCE[BACKEND](layer, x)
+    return calls
+
+
+def _inference_jax(layer, x):
+    import jax
+
+    variables = (
+        [v.value for v in layer.trainable_variables],
+        [v.value for v in layer.non_trainable_variables],
+    )
+    run = jax.jit(lambda variables, x: layer.stateless_call(*variables, x)[0])
+    x = jax.numpy.asarray(x)
+    return lambda: jax.block_until_ready(run(variables, x))
+
+
+def _inference_tensorflow(layer, x):
+    import tensorflow as tf
+
+    run = tf.function(layer, jit_compile=True)
+    x = tf.constant(x)
+    return lambda: run(x).numpy()
+
+
+def _inference_torch(layer, x):
+    import torch
+
+    x = torch.tensor(x)
+
+    def call():
+        with torch.no_grad():
+            layer(x)
+
+    return call
+
+
+_INFERENCE = {
+    "jax": _inference_jax,
+    "tensorflow": _inference_tensorflow,
+    "torch": _inference_torch,
+}
+
+
+def generators(units, slots, inputs, symbols, time):
+    """Text generation: each step's input is the last step's best symbol."""
+    cells = {
+        FUSED: ARMINCell(units, slots),
+        LSTM: keras.layers.LSTMCell(equal_lstm_units(units, slots, inputs)),
+    }
+    return {
+        name: _GENERATION[BACKEND](_Generator(cell, inputs, symbols), time)
+        for name, cell in cells.items()
+    }
+
+
+class _Generator(keras.Model):
+    """Symbols and states in, best next symbols and new states out."""
+
+    def __init__(self, cell, inputs, symbols):
+        super().__init__()
+        self.embedding = keras.layers.Embedding(symbols, inputs)
+        self.cell = cell
+        self.head = keras.layers.Dense(symbols)
+        self.embedding.build((None,))
+        cell.build((None, inputs))
+        self.head.build((None, cell.output_size))
+        self.built = True
+
+    def call(self, symbol, states):
+        inputs = self.embedding(symbol)
+        output, states = self.cell(inputs, states, training=False)
+        symbol = keras.ops.argmax(self.head(output), axis=-1)
+        return keras.ops.cast(symbol, "int32"), states
+
+
+def _generation_jax(model, time):
+    import jax
+
+    @jax.jit
+    def generate(variables):
+        def body(_, carry):
+            (symbol, states), _ = model.stateless_call(
+                *variables, carry[0], carry[1]
+            )
+            return symbol, list(states)
+
+        symbol = jax.numpy.zeros((1,), "int32")
+        states = list(model.cell.get_initial_state(1))
+        return jax.lax.fori_loop(0, time, body, (symbol, states))[0]
+
+    variables = (
+        [v.value for v in model.trainable_variables],
+        [v.value for v in model.non_trainable_variables],
+    )
+    return lambda: jax.block_until_ready(generate(variables))
+
+
+def _generation_tensorflow(model, time):
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def generate():
+        def body(step, symbol, states):
+            symbol, states = model(symbol, states)
+            return step + 1, symbol, list(states)
+
+        states = list(model.cell.get_initial_state(1))
+        start = (0, tf.zeros((1,), "int32"), states)
+        return tf.while_loop(lambda step, *_: step < time, body, start)[1]
+
+    return lambda: generate().numpy()
+
+
+def _generation_torch(model, time):
+    import torch
+
+    def generate():
+        with torch.no_grad():
+            symbol = torch.zeros((1,), dtype=torch.int32)
+            states = model.cell.get_initial_state(1)
+            for _ in range(time):
+                symbol, states = model(symbol, states)
+
+    return generate
+
+
+_GENERATION = {
+    "jax": _generation_jax,
+    "tensorflow": _generation_tensorflow,
+    "torch": _generation_torch,
+}

@@ -2,6 +2,8 @@ import jax
 from jax import numpy as jnp
 from keras import ops
 
+from keras_armin.backends.common import refuse_second_derivatives
+
 __all__ = [
     "activate",
     "add_to_rows",
@@ -88,10 +90,18 @@ def with_gradient(forward, backward, inputs, constants):
         return outputs, (inputs, constants, residuals)
 
     def backwards(saved, gradients):
-        return backward(*saved, gradients), None
+        return _once(backward(*saved, gradients)), None
 
     function.defvjp(forwards, backwards)
     return function(list(inputs), constants)
+
+
+@jax.custom_vjp
+def _once(gradients):
+    return gradients
+
+
+_once.defvjp(lambda gradients: (gradients, None), refuse_second_derivatives)
 
 
 def check_batch_size(sequences, expected):

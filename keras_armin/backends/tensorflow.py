@@ -1,6 +1,8 @@
 import tensorflow as tf
 from keras import ops
 
+from keras_armin.backends.common import refuse_second_derivatives
+
 __all__ = [
     "activate",
     "add_to_rows",
@@ -147,11 +149,16 @@ def with_gradient(forward, backward, inputs, constants):
         outputs, residuals = forward(inputs, constants)
 
         def gradient(*gradients):
-            return backward(inputs, constants, residuals, gradients)
+            return _once(*backward(inputs, constants, residuals, gradients))
 
         return outputs, gradient
 
     return function(*inputs)
+
+
+@tf.custom_gradient
+def _once(*gradients):
+    return gradients, refuse_second_derivatives
 
 
 def check_batch_size(sequences, expected):

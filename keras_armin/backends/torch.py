@@ -2,6 +2,7 @@ import keras
 import torch
 
 from keras_armin.backends import torch_ops as ops
+from keras_armin.backends.common import refuse_second_derivatives
 
 __all__ = [
     "activate",
@@ -152,8 +153,7 @@ class _HandWritten(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, constants, *inputs):
         # Autograd forbids to change a view of an input, even one that is ours.
-        inputs = [x.detach() for x in inputs]
-        outputs, residuals = forward(inputs, constants)
+        outputs, residuals = forward([x.detach() for x in inputs], constants)
         # An output kept in any other way would never be freed. Lists hold
         # tensors that are neither inputs nor outputs.
         ctx.is_list = [isinstance(x, list) for x in residuals]
@@ -168,7 +168,6 @@ class _HandWritten(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
         saved, lists = list(ctx.saved_tensors), iter(ctx.lists)
         inputs, saved = saved[: ctx.inputs], iter(saved[ctx.inputs :])
@@ -176,8 +175,23 @@ class _HandWritten(torch.autograd.Function):
         residuals = [
             next(lists) if is_list else next(saved) for is_list in ctx.is_list
         ]
-        found = ctx.way_back(inputs, constants, residuals, gradients)
+        with torch.no_grad():
+            found = ctx.way_back(inputs, constants, residuals, gradients)
+        if torch.is_grad_enabled():
+            found = _Once.apply(len(found), *found, *inputs, *gradients)
         return None, None, None, *found
+
+
+class _Once(torch.autograd.Function):
+    """The first tensors, which depend on all of them but have no gradient."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(x.clone() for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        refuse_second_derivatives()
 
 
 def with_gradient(forward, backward, inputs, constants):

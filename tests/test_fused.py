@@ -1,0 +1,484 @@
+"""The fast way of `ARMIN` gives the numbers and gradients of the plain one."""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_armin import ARMIN
+from keras_armin import fused
+from keras_armin import trace_memory
+from keras_armin.memory import count_to_pointer
+from keras_armin.recurrent import MemoryRNN
+from tests.helpers import BACKEND
+from tests.helpers import BATCH
+from tests.helpers import DIM
+from tests.helpers import FEATURES
+from tests.helpers import SLOTS
+from tests.helpers import TIME
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import fix_noise
+from tests.helpers import inputs
+from tests.helpers import randomise
+from tests.helpers import tensor
+
+EVERYTHING = {
+    "memory_dim": DIM,
+    "write_inputs": True,
+    "content_addressing": True,
+    "layer_norm": True,
+    "learn_initial_state": True,
+    "state_activation": "tanh",
+    "zoneout": 0.3,
+    "dropout": 0.4,
+    "recurrent_dropout": 0.4,
+}
+
+
+@contextlib.contextmanager
+def plain_way():
+    """`ARMIN` as a loop over `ARMINCell.step`, differentiated as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ARMIN, "_loop", MemoryRNN._loop)
+        yield
+
+
+def random_noise(rng, options, batch, time, features):
+    slots, units = options["memory_slots"], options["units"]
+    width = units + (options.get("memory_dim") or units)
+    noise = {
+        "gumbel": rng.gumbel(size=(batch, time, slots)),
+        "zoneout": rng.random((batch, time, units)) < 0.4,
+    }
+    if options.get("dropout"):
+        noise["dropout"] = rng.integers(0, 2, (batch, features)) * 2.0
+    if options.get("recurrent_dropout"):
+        noise["recurrent_dropout"] = rng.integers(0, 2, (batch, width)) * 2.0
+    return noise
+
+
+def random_state(rng, layer, batch):
+    """States in mid-sequence: some memories full, some partly filled."""
+    sizes = layer.cell.state_size
+    states = [rng.normal(size=(batch, size)) for size in sizes[:3]]
+    counts = rng.integers(0, layer.memory_slots + 2, batch).astype("int32")
+    pointer = count_to_pointer(ops.convert_to_tensor(counts), "float64")
+    return [tensor(state) for state in states] + [pointer]
+
+
+def results(layer, x, states, mask, compiled=None):
+    """Outputs, and the gradients of weights, inputs and initial states."""
+    weights = layer.trainable_variables
+
+    def loss_of(found):
+        # Every number with a weight of its own.
+        weigh = [np.cos(np.arange(np.prod(y.shape))) for y in found[:4]]
+        return sum(
+            ops.sum(y * tensor(w.reshape(y.shape)))
+            for y, w in zip(found, weigh)
+        )
+
+    def run(x, states):
+        start = None if states is None else [*states, pointer]
+        found = layer(x, initial_state=start, mask=mask, training=True)
+        return [ops.cast(y, "float64") for y in found]
+
+    pointer = None if states is None else states[3]
+    states = None if states is None else states[:3]
+    gradient = {
+        "tensorflow": _gradient_tensorflow,
+        "jax": _gradient_jax,
+        "torch": _gradient_torch,
+    }[BACKEND]
+    found, gradients = gradient(
+        layer, weights, run, loss_of, x, states, compiled
+    )
+    names = [v.name for v in weights] + ["x", "output", "h", "memory"]
+    return [array(y) for y in found], {
+        name: None if g is None else array(g)
+        for name, g in zip(names, gradients)
+    }
+
+
+def _gradient_tensorflow(layer, weights, run, loss_of, x, states, compiled):
+    import tensorflow as tf
+
+    def both(x, *states):
+        with tf.GradientTape() as tape:
+            tape.watch([x, *states, *(v.value for v in weights)])
+            found = run(x, states or None)
+            loss = loss_of(found)
+        sources = [v.value for v in weights] + [x, *states]
+        return found, tape.gradient(loss, sources, unconnected_gradients="zero")
+
+    if compiled:
+        both = tf.function(both, jit_compile=compiled == "xla")
+    return both(x, *(states or ()))
+
+
+def _gradient_jax(layer, weights, run, loss_of, x, states, compiled):
+    import jax
+
+    def loss(values, x, states):
+        mapping = list(zip(weights, values))
+        with keras.StatelessScope(state_mapping=mapping):
+            found = run(x, states)
+        return loss_of(found), found
+
+    function = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
+    if compiled:
+        function = jax.jit(function)
+    gradients, found = function([v.value for v in weights], x, states)
+    return found, [*gradients[0], gradients[1], *(gradients[2] or ())]
+
+
+def _gradient_torch(layer, weights, run, loss_of, x, states, compiled):
+    import torch
+
+    x, *states = [
+        s.detach().clone().requires_grad_() for s in (x, *(states or ()))
+    ]
+    found = run(x, states or None)
+    gradients = torch.autograd.grad(
+        loss_of(found),
+        [v.value for v in weights] + [x, *states],
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return [y.detach() for y in found], gradients
+
+
+def compare(
+    rng,
+    options,
+    batch=BATCH,
+    time=TIME,
+    features=FEATURES,
+    masked=False,
+    given_state=False,
+    compiled=None,
+):
+    layer = ARMIN(
+        dtype="float64", temperature=0.7, return_state=True, **options
+    )
+    x = tensor(inputs(rng, batch, time, features, "float64"))
+    layer.build(tuple(x.shape))
+    randomise(layer, rng)
+    mask = None
+    if masked:
+        # One sample has no live step at all.
+        mask = rng.random((batch, time)) < 0.6
+        mask[0] = False
+        mask = ops.convert_to_tensor(mask)
+    states = random_state(rng, layer, batch) if given_state else None
+    with pytest.MonkeyPatch.context() as patch:
+        fix_noise(patch, random_noise(rng, options, batch, time, features))
+        run = functools.partial(results, layer, x, states, mask)
+        found, gradients = run(compiled=compiled)
+        with plain_way():
+            expected, expected_gradients = run()
+    for y, z in zip(found, expected, strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-10, atol=1e-10)
+    assert len(gradients) == len(layer.trainable_variables) + 1 + (
+        3 if given_state else 0
+    )
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(
+            gradient,
+            expected_gradients[name],
+            rtol=1e-10,
+            atol=1e-10,
+            err_msg=name,
+        )
+    return gradients
+
+
+ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
+
+
+@settings(max_examples=12 if BACKEND == "jax" else 30)
+@given(
+    batch=st.integers(1, 4),
+    time=st.integers(1, 6),
+    features=st.integers(1, 3),
+    masked=st.booleans(),
+    given_state=st.booleans(),
+    seed=st.integers(0, 10_000),
+    options=st.fixed_dictionaries(
+        {
+            "units": st.integers(1, 4),
+            "memory_slots": st.integers(1, 4),
+            "memory_dim": st.one_of(st.none(), st.integers(1, 4)),
+            "addressing": st.sampled_from(["hard", "relaxed"]),
+            "activation": st.sampled_from(["tanh", "softsign"]),
+            "recurrent_activation": st.sampled_from(["sigmoid", "softsign"]),
+            "state_activation": ACTIVATIONS,
+            "output_activation": ACTIVATIONS,
+            "use_bias": st.booleans(),
+            "layer_norm": st.booleans(),
+            "write_inputs": st.booleans(),
+            "content_addressing": st.booleans(),
+            "learn_initial_state": st.booleans(),
+            "output_read": st.booleans(),
+            "zoneout": st.sampled_from([0.0, 0.4]),
+            "dropout": st.sampled_from([0.0, 0.5]),
+            "recurrent_dropout": st.sampled_from([0.0, 0.5]),
+            "return_sequences": st.booleans(),
+            "go_backwards": st.booleans(),
+            "zero_output_for_mask": st.booleans(),
+        }
+    ),
+)
+def test_any_options_give_the_plain_values_and_gradients(
+    batch, time, features, masked, given_state, seed, options
+):
+    rng = np.random.default_rng(seed)
+    with real_float64_without_jit():
+        compare(rng, options, batch, time, features, masked, given_state)
+
+
+@contextlib.contextmanager
+def real_float64_without_jit():
+    """Fixtures do not mix with hypothesis."""
+    if BACKEND != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(True), jax.disable_jit():
+        yield
+
+
+COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
+
+
+@pytest.mark.parametrize("compiled", COMPILED[BACKEND])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"addressing": "hard"},
+        {"addressing": "hard", **EVERYTHING},
+        {"addressing": "relaxed", **EVERYTHING},
+    ],
+    ids=["hard", "hard, everything", "relaxed, everything"],
+)
+def test_compiled_it_gives_the_plain_values_and_gradients(
+    options, masked, compiled, rng, float64
+):
+    options = {
+        "units": UNITS,
+        "memory_slots": 3,
+        "return_sequences": True,
+        **options,
+    }
+    gradients = compare(
+        rng, options, masked=masked, given_state=True, compiled=compiled
+    )
+    # Nothing is compared with nothing.
+    for name in ("kernel", "recurrent_kernel", "x", "h", "memory"):
+        assert np.abs(gradients[name]).max() > 1e-3, name
+
+
+def spy(monkeypatch):
+    calls = []
+
+    def recur(*args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    original = fused.recur
+    monkeypatch.setattr(fused, "recur", recur)
+    return calls
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+def test_the_layer_picks_the_fast_way(addressing, training, rng, monkeypatch):
+    calls = spy(monkeypatch)
+    layer = ARMIN(UNITS, SLOTS, addressing=addressing, stateful=True)
+    layer(inputs(rng), training=training)
+    layer(inputs(rng), training=training, reset=np.array([True, False, True]))
+
+    assert len(calls) == 2
+
+
+def test_the_layer_takes_the_plain_way_where_the_fast_one_does_not_hold(
+    rng, monkeypatch
+):
+    calls = spy(monkeypatch)
+    x = inputs(rng)
+    ARMIN(UNITS, SLOTS, addressing="soft")(x, training=True)
+    ARMIN(UNITS, SLOTS, unroll=True)(x, training=True)
+    ARMIN(UNITS, SLOTS)(x, reset=np.zeros((BATCH, TIME), bool), training=True)
+    trace_memory(ARMIN(UNITS, SLOTS), x, training=True)
+
+    assert not calls
+
+
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+def test_the_temperature_can_be_trained(addressing, rng, float64):
+    """Nothing in the package does, but somebody may want to."""
+    layer = ARMIN(
+        UNITS, 3, addressing=addressing, dtype="float64", return_state=True
+    )
+    x = tensor(inputs(rng, dtype="float64"))
+    layer.build(tuple(x.shape))
+    layer.cell.temperature.trainable = True
+    randomise(layer.cell, rng)
+    layer.cell.temperature.assign(0.7)
+    options = {"units": UNITS, "memory_slots": 3}
+    with pytest.MonkeyPatch.context() as patch:
+        fix_noise(patch, random_noise(rng, options, BATCH, TIME, FEATURES))
+        _, gradients = results(layer, x, None, None)
+        with plain_way():
+            _, expected = results(layer, x, None, None)
+
+    assert abs(expected["temperature"]) > 1e-3
+    np.testing.assert_allclose(
+        gradients["temperature"], expected["temperature"], rtol=1e-10
+    )
+
+
+def test_second_derivatives_are_refused_clearly(rng):
+    layer = ARMIN(UNITS, SLOTS)
+    x = ops.convert_to_tensor(inputs(rng))
+    layer.build(tuple(x.shape))
+
+    with pytest.raises(NotImplementedError, match="unroll=True"):
+        second_derivative(layer, x)
+
+
+def test_second_derivatives_are_there_where_the_error_sends_people(rng):
+    layer = ARMIN(UNITS, SLOTS, unroll=True)
+    x = ops.convert_to_tensor(inputs(rng, time=2))
+    layer.build(tuple(x.shape))
+
+    assert np.isfinite(array(second_derivative(layer, x))).all()
+
+
+def second_derivative(layer, x):
+    """Gradient of the squared gradient of the inputs."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(layer(x, training=True) ** 2)
+            slope = tf.reduce_sum(inner.gradient(loss, x) ** 2)
+        return outer.gradient(slope, x)
+    if BACKEND == "jax":
+        import jax
+
+        variables = [
+            [v.value for v in layer.trainable_variables],
+            [v.value for v in layer.non_trainable_variables],
+        ]
+
+        def loss(x):
+            y, _ = layer.stateless_call(*variables, x, training=True)
+            return (y**2).sum()
+
+        return jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x)
+    import torch
+
+    x = x.clone().requires_grad_()
+    loss = (layer(x, training=True) ** 2).sum()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    return torch.autograd.grad((slope**2).sum(), x)[0]
+
+
+@pytest.mark.skipif(
+    BACKEND != "torch", reason="only torch goes backwards twice"
+)
+def test_going_back_twice_gives_the_same(rng):
+    import torch
+
+    layer = ARMIN(UNITS, 3, return_sequences=True)
+    x = torch.tensor(inputs(rng), requires_grad=True)
+    loss = (layer(x, training=True) ** 2).sum()
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    second = torch.autograd.grad(loss, x)
+
+    np.testing.assert_array_equal(array(first[0]), array(second[0]))
+
+
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+def test_no_memory_of_all_steps_is_kept(addressing, rng):
+    """What is kept for the way back does not grow with the memory."""
+
+    def kept(slots):
+        layer = ARMIN(
+            64, slots, addressing=addressing, return_sequences=True, seed=1
+        )
+        x = ops.convert_to_tensor(inputs(rng, batch=4, time=40))
+        layer.build(tuple(x.shape))
+        return bytes_for_training(layer, x)
+
+    # 60 more slots of 64 numbers, for 4 samples at each of 40 steps. The
+    # memory itself grows, and scores and noise do.
+    all_steps = 60 * 64 * 4 * 40 * 4
+    assert kept(64) - kept(4) < 0.3 * all_steps
+    with plain_way():
+        assert kept(64) - kept(4) > all_steps
+
+
+def bytes_for_training(layer, x):
+    """Temporary memory of a step in bytes, without running clocks or luck."""
+    if BACKEND == "jax":
+        import jax
+
+        non_trainable = [v.value for v in layer.non_trainable_variables]
+
+        def loss(trainable, x):
+            y, _ = layer.stateless_call(
+                trainable, non_trainable, x, training=True
+            )
+            return (y**2).sum()
+
+        trainable = [v.value for v in layer.trainable_variables]
+        compiled = jax.jit(jax.grad(loss)).lower(trainable, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+    if BACKEND == "tensorflow":
+        return _largest_tensors_tensorflow(layer, x)
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        y = layer(x, training=True)
+    assert y.requires_grad
+    return sum(event.self_cpu_memory_usage for event in p.events())
+
+
+def _largest_tensors_tensorflow(layer, x):
+    """Bytes of the tensors that XLA carries through its loops."""
+    import re
+
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x, training=True) ** 2)
+        return tape.gradient(loss, [v.value for v in layer.trainable_variables])
+
+    text = gradient.experimental_get_compiler_ir(x)(stage="optimized_hlo")
+    loops = [line for line in text.splitlines() if " while(" in line]
+    assert len(loops) >= 2
+    shapes = re.findall(
+        r"(?:f32|s32)\[([\d,]+)\]",
+        " ".join(line.split(" while(")[0] for line in loops),
+    )
+    return 4 * sum(
+        int(np.prod([int(size) for size in shape.split(",")]))
+        for shape in shapes
+    )
