@@ -31,18 +31,19 @@ def wide_dtype(dtype: str) -> str:
 
 def pointer_to_count(pointer):
     """Number of writes so far, int32 of shape `(batch,)`."""
-    return ops.sum(ops.cast(pointer, "int32") * _place_values(), axis=-1)
+    digits = ops.cast(pointer, "int32")
+    return ops.cast(ops.sum(digits * _place_values(digits), axis=-1), "int32")
 
 
 def count_to_pointer(count, dtype):
     """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
-    above = ops.floor_divide(ops.expand_dims(count, -1), _place_values())
+    above = ops.floor_divide(ops.expand_dims(count, -1), _place_values(count))
     return ops.cast(ops.mod(above, POINTER_BASE), dtype)
 
 
-def _place_values():
+def _place_values(like):
     values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
-    return ops.convert_to_tensor(values, dtype="int32")
+    return backends.integers(values, like)
 
 
 def check_pointer(pointer):

@@ -208,9 +208,9 @@ class _Generator(keras.Model):
         self.built = True
 
     def call(self, symbol, states):
-        inputs = self.embedding(symbol)
-        output, states = self.cell(inputs, states, training=False)
-        symbol = keras.ops.argmax(self.head(output), axis=-1)
+        inputs = self.embedding.call(symbol)
+        output, states = self.cell.call(inputs, states, training=False)
+        symbol = keras.ops.argmax(self.head.call(output), axis=-1)
         return keras.ops.cast(symbol, "int32"), states
 
 
@@ -260,7 +260,9 @@ def _generation_torch(model, time):
             symbol = torch.zeros((1,), dtype=torch.int32)
             states = model.cell.get_initial_state(1)
             for _ in range(time):
-                symbol, states = model(symbol, states)
+                # Not `model(...)`, nor `cell(...)` inside: what Keras does
+                # around a call takes longer here than the call.
+                symbol, states = model.call(symbol, states)
 
     return generate
 

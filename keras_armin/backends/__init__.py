@@ -18,7 +18,8 @@
   has to be a tensor that `own` gave. `put_rows` takes as `after` what has to
   have been read from the memory before.
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
-  times its vector.
+  times its vector; `integers(values, like)`: a constant on the device of
+  `like`.
 """
 
 import importlib
@@ -36,6 +37,7 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 activate = _backend.activate
 add_to_rows = _backend.add_to_rows
 check_batch_size = _backend.check_batch_size
+integers = _backend.integers
 matvec = _backend.matvec
 own = _backend.own
 ops = _backend.ops

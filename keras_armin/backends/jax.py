@@ -8,6 +8,7 @@ __all__ = [
     "activate",
     "add_to_rows",
     "check_batch_size",
+    "integers",
     "matvec",
     "own",
     "ops",
@@ -31,6 +32,10 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         body, list(states), list(inputs), unroll=unroll, reverse=reverse
     )
     return states, outputs, kept
+
+
+def integers(values, like):
+    return jnp.asarray(values, dtype="int32")
 
 
 def own(x):

@@ -7,6 +7,7 @@ __all__ = [
     "activate",
     "add_to_rows",
     "check_batch_size",
+    "integers",
     "matvec",
     "own",
     "ops",
@@ -90,6 +91,10 @@ def _source(x, length, by_hand):
     return tf.TensorArray(x.dtype, length, element_shape=shape).unstack(x).read
 
 
+def integers(values, like):
+    return tf.constant(values, dtype="int32")
+
+
 def own(x):
     """No tensor is ever changed here: nothing to copy."""
     return x
@@ -104,7 +109,23 @@ def put_rows(memory, slot, value, in_place=False, after=None):
         # Makes the value depend on `after`. XLA would else not know which
         # comes first, and copy the memory at each step to be safe.
         value = tf.where(slot[:, None] >= 0, value, after)
+    if memory.shape[0] == 1 and not in_place:
+        return _put_in_flat(memory, slot, value)
     return tf.tensor_scatter_nd_update(memory, _row_index(slot), value)
+
+
+def _put_in_flat(memory, slot, value):
+    """For a cell that steps one sample in somebody's loop.
+
+    Its state is flat, and XLA changes it in place only if what changes it is
+    flat too.
+    """
+    _, slots, width = memory.shape
+    columns = slot * width + tf.range(width)
+    index = tf.stack([tf.zeros_like(columns), columns], axis=-1)
+    flat = tf.reshape(memory, (1, slots * width))
+    flat = tf.tensor_scatter_nd_update(flat, index, value[0])
+    return tf.reshape(flat, memory.shape)
 
 
 def add_to_rows(memory, slot, value, in_place=False):

@@ -8,6 +8,7 @@ __all__ = [
     "activate",
     "add_to_rows",
     "check_batch_size",
+    "integers",
     "matvec",
     "own",
     "ops",
@@ -68,6 +69,10 @@ class _Buffer:
 
     def all(self):
         return self.outputs
+
+
+def integers(values, like):
+    return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
 def own(x):
