@@ -13,7 +13,6 @@ from keras_armin.backends import ops
 from keras_armin.backends import plus_product
 from keras_armin.cell import Step
 from keras_armin.noise import SequenceNoise
-from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
 
 
@@ -38,10 +37,10 @@ GRADIENTS = {
 
 
 class Noise(NamedTuple):
-    """All that is random in one step."""
+    """What is random in a step beside the choice of a slot."""
 
-    step: StepNoise = StepNoise()
-    sequence: SequenceNoise = SequenceNoise()
+    zoneout: Any = None  # (batch, units), True keeps the old value
+    recurrent: Any = None  # (batch, units + r), the mask of dropout
 
 
 class Moved(NamedTuple):
@@ -120,13 +119,16 @@ class ARMINEquations:
         """Equations 3 to 10 of the paper, then the write."""
         state = ARMINState(*states)
         count = memory_ops.pointer_to_count(state.pointer)
+        weights, projected = self.scale_scores(
+            weights, projected, step_noise.gumbel
+        )
         moved = self.move(
             weights,
             projected,
             state.h,
             self.as_matrix(state.memory),
             count,
-            Noise(step_noise, sequence_noise),
+            Noise(step_noise.zoneout, sequence_noise.recurrent),
             training,
         )
         output = self.output(weights, moved.output_gates, moved.shown)
@@ -199,6 +201,7 @@ class ARMINEquations:
         """Everything but the output, on which no later step depends.
 
         Args:
+            weights, projected: As `scale_scores` gives them.
             count: int32 `(batch,)`, the number of writes so far.
             live: bool `(batch, 1)`; `False` leaves `h` and `memory` alone.
             record: Whether the gradient is taken by hand: from a record that
@@ -206,18 +209,17 @@ class ARMINEquations:
                 which a hard read gets the gradient of the relaxed one.
             in_place: Whether `memory` and `projected` may be destroyed.
         """
-        drop = noise.sequence.recurrent
+        drop = noise.recurrent
         dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
 
-        gumbel = noise.step.gumbel if self.needs_gumbel else None
         query = self._query(weights, projected, dropped_h)
         scores = self._scores(
-            weights, projected["address"], query, dropped_h, memory, gumbel
+            weights, projected["address"], query, dropped_h, memory, in_place
         )
         address = memory_ops.address(
             scores,
             self.addressing,
-            sampled=gumbel is not None,
+            sampled=training,
             straight_through=not record,
         )
         r = memory_ops.read(memory, address)
@@ -243,7 +245,7 @@ class ARMINEquations:
             )
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
-        h = self._zoneout(c, h_tm1, noise.step.zoneout, training)
+        h = self._zoneout(c, h_tm1, noise.zoneout, training)
         value = self._written_value(weights, projected, h)
 
         if live is not None:
@@ -271,20 +273,36 @@ class ARMINEquations:
             g,
         )
 
-    def _scores(self, weights, x, query, h, memory, gumbel):
-        """Eq. 9 before the softmax, in float32 at least."""
+    def scale_scores(self, weights, projected, gumbel):
+        """Bring in noise and temperature, in float32 at least.
+
+        Scores are (z_a + h U_a + content match + noise) / temperature, Eq. 9
+        before its softmax. All that does not depend on h is done here, so
+        that it can be done for all steps at once: `projected["address"]`,
+        `weights["address_recurrent_kernel"]` and `weights["match_scale"]` come
+        back divided by the temperature. Without noise the best slot is taken,
+        which is the best at any temperature.
+        """
         wide = memory_ops.wide_dtype(self.compute_dtype)
-        logits = plus_product(x, h, weights["address_recurrent_kernel"])
-        logits = ops.cast(logits, wide)
-        if query is not None:
-            match = memory_ops.match(memory, ops.cast(query, wide))
-            logits = logits + self.match_scale(weights) * match
-        if gumbel is not None:
-            logits = logits + ops.cast(gumbel, wide)
-        if gumbel is None and self.addressing != "soft":
-            # The best slot is the best at any temperature.
-            return logits
-        return logits / ops.cast(weights["temperature"], wide)
+        weights = dict(weights)
+        temperature = ops.cast(weights.pop("temperature"), wide)
+        kernel = weights["address_recurrent_kernel"]
+        address = ops.cast(projected["address"], wide)
+        scale = None
+        if self.content_addressing:
+            scale = ops.exp(ops.cast(weights.pop("content_scale"), wide))
+            scale = scale / math.sqrt(self.memory_dim)
+        sampled = gumbel is not None and self.needs_gumbel
+        if sampled:
+            address = address + ops.cast(gumbel, wide)
+        if sampled or self.addressing == "soft":
+            address = address / temperature
+            kernel = kernel / ops.cast(temperature, self.compute_dtype)
+            scale = None if scale is None else scale / temperature
+        weights["address_recurrent_kernel"] = kernel
+        if scale is not None:
+            weights["match_scale"] = scale
+        return weights, {**projected, "address": address}
 
     def _query(self, weights, projected, h):
         if not self.content_addressing:
@@ -292,10 +310,17 @@ class ARMINEquations:
         rows = weights["query_kernel"][-self.units :]
         return plus_product(projected["query"], h, rows)
 
-    def match_scale(self, weights):
+    def _scores(self, weights, address, query, h, memory, in_place):
+        kernel = weights["address_recurrent_kernel"]
         wide = memory_ops.wide_dtype(self.compute_dtype)
-        scale = ops.exp(ops.cast(weights["content_scale"], wide))
-        return scale / math.sqrt(self.memory_dim)
+        if wide == self.compute_dtype:
+            scores = plus_product(address, h, kernel, in_place)
+        else:
+            scores = address + ops.cast(ops.matmul(h, kernel), wide)
+        if query is None:
+            return scores
+        match = memory_ops.match(memory, ops.cast(query, wide))
+        return scores + weights["match_scale"] * match
 
     def input_gates(self, weights, gates, in_place):
         """Eq. 3: g^h and g^r, what of [h, r] takes part."""

@@ -26,8 +26,6 @@ from keras_armin.armin_equations import Noise
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
 from keras_armin.keras_private import in_own_precision
-from keras_armin.noise import SequenceNoise
-from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
 from keras_armin.normalization import layer_norm_gradient
 
@@ -43,11 +41,11 @@ BEFORE = ("input_gates", "state_gates")
 # Of what is kept, what nothing but the steps back looks at.
 LOOSE = ("query", "slot", "written", "replaced", *VALUES, *BEFORE)
 # And what the steps back do not look at.
-_NOT_BACK = ("shown", "gated", "scores", "h", "memory")
+_NOT_BACK = ("shown", "gated", "scores", "h", "memory", "recurrent_dropout")
 
 # What a projected input is added to.
 PROJECTED_TO = {
-    "address": "d_logits",
+    "address": "d_scores",
     "input_gates": "d_input_gates",
     "gates": "d_state_gates",
     "write": "d_value",
@@ -62,7 +60,7 @@ SUMMED = (
     "norm_bias",
     "state_norm_gain",
     "state_norm_bias",
-    "content_scale",
+    "match_scale",
 )
 
 LINEAR = keras.activations.linear
@@ -79,8 +77,8 @@ def recur(
         weights: The weights that take part.
         start: `h` `(batch, units)` and `memory` `(batch, n, r)`.
         constants: What has no gradient. `count` `(time, batch)`, the number
-            of writes before each step; where there are any `gumbel`,
-            `zoneout` and `live` per step, and `recurrent_dropout`.
+            of writes before each step; where there are any, `zoneout` and
+            `live` per step, and `recurrent_dropout`.
         training: If true, the gradient is the hand-written one below, else it
             is left to the backend.
         last_only: At inference: keep what the last live step has seen only.
@@ -104,15 +102,16 @@ def recur(
     def forward(inputs, constants):
         nonlocal kept
         last, seen = _forward(cell, **grouped(inputs), constants=constants)
-        everything = {**seen, **last}
+        unchanged = ("live", "zoneout", "recurrent_dropout")
+        unchanged = {k: constants[k] for k in unchanged if k in constants}
+        everything = {**seen, **last, **unchanged}
         kept = tuple(everything)
         return [everything[k] for k in outputs], list(everything.values())
 
-    def backward(inputs, constants, residuals, gradients):
+    def backward(inputs, residuals, gradients):
         found = _backward(
             cell,
             **grouped(inputs),
-            constants=constants,
             tape=dict(zip(kept, residuals)),
             d=dict(zip(outputs, gradients)),
         )
@@ -129,7 +128,7 @@ def _mover(cell, projected, weights, start, constants, training):
     """What is there per step, and the step that uses it."""
     start = {**start, "memory": backends.own(start["memory"])}
     per_step = {**constants, **projected}
-    sequence = SequenceNoise(recurrent=per_step.pop("recurrent_dropout", None))
+    recurrent = per_step.pop("recurrent_dropout", None)
 
     def move(state, now):
         return cell.move(
@@ -138,7 +137,7 @@ def _mover(cell, projected, weights, start, constants, training):
             state["h"],
             state["memory"],
             now["count"],
-            Noise(StepNoise(now.get("gumbel"), now.get("zoneout")), sequence),
+            Noise(now.get("zoneout"), recurrent),
             training,
             live=now.get("live"),
             record=training,
@@ -193,23 +192,22 @@ def _forward(cell, projected, weights, start, constants):
 
 
 @in_own_precision
-def _backward(cell, projected, weights, start, constants, tape, d):
+def _backward(cell, projected, weights, start, tape, d):
     """Gradients of `projected`, `weights` and `start`.
 
     `d` holds the gradients of what `recur` returns. Inside, a name that
     starts with `d_` is the gradient of the quantity after it.
     """
-    way_back = _WayBack(cell, weights, constants.get("recurrent_dropout"))
+    way_back = _WayBack(cell, weights, tape.get("recurrent_dropout"))
     per_step = {
-        **{name: constants.get(name) for name in ("zoneout", "live")},
         **{k: v for k, v in tape.items() if k not in _NOT_BACK},
-        **{f"d_{name}": d[name] for name in SEEN},
+        **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in SEEN},
         "relaxed": memory_ops.softmax(tape["scores"]),
     }
     carry = {
         "memory": backends.own(tape["memory"]),
-        "d_h": d["h"],
-        "d_memory": backends.own(d["memory"]),
+        "d_h": _or_zeros(d["h"], tape["h"]),
+        "d_memory": _or_zeros(d["memory"], tape["memory"]),
         **way_back.empty_sums(),
     }
     first, found = _scan(
@@ -224,6 +222,11 @@ def _backward(cell, projected, weights, start, constants, tape, d):
         "weights": way_back.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
+
+
+def _or_zeros(d, x):
+    """A gradient that may be changed; None stands for zeros."""
+    return ops.zeros_like(x) if d is None else backends.own(d)
 
 
 class _WayBack:
@@ -282,14 +285,15 @@ class _WayBack:
         d_h_tm1.append(d_h)
         d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
 
-        d_logits, d_memory = self._undo_read(memory, d_memory, now, d_r)
-        found["d_logits"] = ops.cast(d_logits, d_r.dtype)
+        d_scores, d_memory = self._undo_read(memory, d_memory, now, d_r)
+        found["d_scores"] = d_scores
         d_dropped_h = ops.matmul(
-            found["d_logits"], self.turned["address_recurrent_kernel"]
+            ops.cast(d_scores, d_r.dtype),
+            self.turned["address_recurrent_kernel"],
         )
         if self.cell.content_addressing:
-            found["d_query"], d_memory, sums["content_scale"] = (
-                self._undo_match(memory, d_memory, now["query"], d_logits)
+            found["d_query"], d_memory, sums["match_scale"] = self._undo_match(
+                memory, d_memory, now["query"], d_scores
             )
             d_dropped_h = d_dropped_h + ops.matmul(
                 found["d_query"], self.turned["query_kernel"]
@@ -387,7 +391,7 @@ class _WayBack:
         return d_x
 
     def _undo_read(self, memory, d_memory, now, d_r):
-        """Through r = s M to the logits, and to the rows that were read."""
+        """Through r = s M to the scores, and to the rows that were read."""
         relaxed = now["relaxed"]
         if self.cell.addressing == "hard":
             d_memory = backends.add_to_rows(
@@ -397,35 +401,27 @@ class _WayBack:
             d_memory = d_memory + _outer(ops.cast(relaxed, d_r.dtype), d_r)
         d_s = memory_ops.match(memory, ops.cast(d_r, self.wide))
         d_s = d_s - ops.sum(relaxed * d_s, axis=-1, keepdims=True)
-        temperature = ops.cast(self.weights["temperature"], self.wide)
-        return relaxed * d_s / temperature, d_memory
+        return relaxed * d_s, d_memory
 
-    def _undo_match(self, memory, d_memory, query, d_logits):
+    def _undo_match(self, memory, d_memory, query, d_scores):
         """Through scale * M q to q, to the rows, and to the scale."""
         query = ops.cast(query, self.wide)
-        scaled = self.cell.match_scale(self.weights) * d_logits
-        d_scale = ops.sum(scaled * memory_ops.match(memory, query))
+        d_scale = ops.sum(d_scores * memory_ops.match(memory, query))
+        scaled = self.weights["match_scale"] * d_scores
         rows = ops.cast(memory, self.wide)
         d_query = ops.sum(ops.expand_dims(scaled, -1) * rows, axis=1)
         d_rows = ops.cast(_outer(scaled, query), d_memory.dtype)
-        content_scale = self.weights["content_scale"]
-        return (
-            ops.cast(d_query, d_memory.dtype),
-            d_memory + d_rows,
-            ops.cast(d_scale, content_scale.dtype),
-        )
+        return ops.cast(d_query, d_memory.dtype), d_memory + d_rows, d_scale
 
     def weight_gradients(self, tape, found, sums):
         dropped = times(tape["both"], self.drop)
         dropped_h = dropped[..., : self.cell.units]
         gradients = {
-            "address_recurrent_kernel": _product(dropped_h, found["d_logits"]),
+            "address_recurrent_kernel": _product(
+                dropped_h, ops.cast(found["d_scores"], dropped_h.dtype)
+            ),
             "gate_recurrent_kernel": _product(dropped, found["d_input_gates"]),
             "recurrent_kernel": _product(tape["gated"], found["d_state_gates"]),
-            # scores = (logits + noise) / temperature
-            "temperature": -ops.sum(
-                ops.cast(found["d_logits"], self.wide) * tape["scores"]
-            ),
         }
         if "d_value" in found:
             h_tm1 = tape["both"][..., : self.cell.units]

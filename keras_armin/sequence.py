@@ -36,14 +36,18 @@ def run_armin(
     constants = {
         "count": before,
         "live": mask,
-        "gumbel": step_noise.gumbel,
         "zoneout": step_noise.zoneout if cell.zoneout else None,
         "recurrent_dropout": sequence_noise.recurrent,
     }
+    weights, projected = cell.scale_scores(
+        cell.of_recurrence(of_state),
+        cell.project_sequence(of_state, sequences, sequence_noise),
+        step_noise.gumbel,
+    )
     seen, last = fused.recur(
         cell,
-        cell.project_sequence(of_state, sequences, sequence_noise),
-        cell.of_recurrence(of_state),
+        projected,
+        weights,
         {"h": state.h, "memory": cell.as_matrix(state.memory)},
         {name: x for name, x in constants.items() if x is not None},
         training,

@@ -34,15 +34,16 @@ def equal_lstm_units(units, slots, inputs):
     return max(1, int(exact) // 10 * 10) if exact >= 20 else max(1, int(exact))
 
 
-def layers(units, slots, inputs, plain=True):
-    """The layers to compare, those of equal size beside each other."""
-    found = {FUSED: ARMIN(units, slots, return_sequences=True, seed=1)}
-    if plain:
-        found[PLAIN] = keras.layers.RNN(
-            ARMINCell(units, slots, seed=1), return_sequences=True
-        )
+def layers(units, slots, inputs):
+    """The layers to compare, the LSTM with as many parameters as ARMIN."""
     lstm_units = equal_lstm_units(units, slots, inputs)
-    found[LSTM] = keras.layers.LSTM(lstm_units, return_sequences=True)
+    found = {
+        FUSED: ARMIN(units, slots, return_sequences=True, seed=1),
+        PLAIN: keras.layers.RNN(
+            ARMINCell(units, slots, seed=1), return_sequences=True
+        ),
+        LSTM: keras.layers.LSTM(lstm_units, return_sequences=True),
+    }
     if BACKEND == "torch":
         import torch
 
@@ -50,12 +51,17 @@ def layers(units, slots, inputs, plain=True):
     return found
 
 
-def training_steps(units, slots, inputs, batch, time, plain=True):
-    """A forward and a backward pass, gradients of weights and inputs."""
+def training_steps(units, slots, inputs, batch, time, only=None):
+    """A forward and a backward pass, gradients of weights and inputs.
+
+    `only` names the layers that are wanted.
+    """
     shape = (batch, time, inputs)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     calls = {}
-    for name, layer in layers(units, slots, inputs, plain).items():
+    for name, layer in layers(units, slots, inputs).items():
+        if only is not None and name not in only:
+            continue
         if isinstance(layer, keras.layers.Layer):
             layer.build(shape)
         calls.update(_TRAINING[BACKEND](name, layer, x))
@@ -135,8 +141,8 @@ def inference_runs(units, slots, inputs, batch, time):
     shape = (batch, time, inputs)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     calls = {}
-    for name, layer in layers(units, slots, inputs, plain=False).items():
-        if name == TORCH_LSTM:
+    for name, layer in layers(units, slots, inputs).items():
+        if name not in (FUSED, LSTM):
             continue
         layer.build(shape)
         calls[name] = _INFERENCE[BACKEND](layer, x)

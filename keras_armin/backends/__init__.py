@@ -9,8 +9,8 @@
   the backend need not differentiate the loop.
 - `with_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns the outputs and what the way back
-  needs, and gives it the gradient `backward(inputs, constants, residuals,
-  output_gradients)`. All are flat lists of tensors.
+  needs, and gives it the gradient `backward(inputs, residuals,
+  output_gradients)`, where None may stand for a gradient of zeros.
 - `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix

@@ -92,7 +92,7 @@ def with_gradient(forward, backward, inputs, constants):
 
     def forwards(inputs, constants):
         outputs, residuals = forward(inputs, constants)
-        return outputs, (inputs, constants, residuals)
+        return outputs, (inputs, residuals)
 
     def backwards(saved, gradients):
         return _once(backward(*saved, gradients)), None

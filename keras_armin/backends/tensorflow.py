@@ -170,7 +170,7 @@ def with_gradient(forward, backward, inputs, constants):
         outputs, residuals = forward(inputs, constants)
 
         def gradient(*gradients):
-            return _once(*backward(inputs, constants, residuals, gradients))
+            return _once(*backward(inputs, residuals, gradients))
 
         return outputs, gradient
 

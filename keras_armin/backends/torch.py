@@ -165,25 +165,24 @@ class _HandWritten(torch.autograd.Function):
         ctx.lists = [x for x in residuals if isinstance(x, list)]
         ctx.save_for_backward(
             *inputs,
-            *constants.values(),
             *(x for x in residuals if not isinstance(x, list)),
         )
-        ctx.inputs, ctx.constants = len(inputs), list(constants)
-        ctx.way_back = backward
+        ctx.inputs, ctx.way_back = len(inputs), backward
+        ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx, *gradients):
         saved, lists = list(ctx.saved_tensors), iter(ctx.lists)
         inputs, saved = saved[: ctx.inputs], iter(saved[ctx.inputs :])
-        constants = {name: next(saved) for name in ctx.constants}
         residuals = [
             next(lists) if is_list else next(saved) for is_list in ctx.is_list
         ]
         with torch.no_grad():
-            found = ctx.way_back(inputs, constants, residuals, gradients)
+            found = ctx.way_back(inputs, residuals, gradients)
         if torch.is_grad_enabled():
-            found = _Once.apply(len(found), *found, *inputs, *gradients)
+            given = [d for d in gradients if d is not None]
+            found = _Once.apply(len(found), *found, *inputs, *given)
         return None, None, None, *found
 
 
