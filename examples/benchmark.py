@@ -203,7 +203,8 @@ def parse(arguments):
     plot.add_argument("results", nargs="+", help="files of `--json`")
     plot.add_argument("--plot", required=True)
     options = parser.parse_args(arguments)
-    if options.command != "plot" and (options.repeats or 1) < 1:
+    repeats = getattr(options, "repeats", None)
+    if repeats is not None and repeats < 1:
         parser.error(f"--repeats must be at least 1, not {options.repeats}")
     return options
 

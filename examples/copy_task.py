@@ -71,8 +71,7 @@ def build_model(max_length, units, memory_dim, updates, seed):
         keras.optimizers.Adam(learning_rate, global_clipnorm=1.0),
         keras.losses.BinaryCrossentropy(from_logits=True),
         weighted_metrics=[BitsWrong(name="bits_wrong")],
-        # XLA makes TensorFlow's loop slower on a CPU, and each of the shapes
-        # takes seconds to compile.
+        # XLA takes seconds to compile for each of the many shapes.
         jit_compile=False
         if keras.backend.backend() == "tensorflow"
         else "auto",

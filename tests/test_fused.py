@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 
 import keras
 import numpy as np
@@ -460,8 +461,6 @@ def bytes_for_training(layer, x):
 
 def _largest_tensors_tensorflow(layer, x):
     """Bytes of the tensors that XLA carries through its loops."""
-    import re
-
     import tensorflow as tf
 
     @tf.function(jit_compile=True)
@@ -481,3 +480,157 @@ def _largest_tensors_tensorflow(layer, x):
         int(np.prod([int(size) for size in shape.split(",")]))
         for shape in shapes
     )
+
+
+# --- discrete inference ------------------------------------------------------
+
+ROWS = {"batch": 3, "slots": 11, "width": 13}
+
+# What may have the shape of a whole memory: its place in the loop, and the
+# write of one row.
+MAY_SPAN = {
+    "bitcast",
+    "broadcast",
+    "constant",
+    "dynamic-update-slice",
+    "fusion",
+    "get-tuple-element",
+    "parameter",
+    "scatter",
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+def test_at_inference_no_operation_spans_the_memory(addressing, masked, rng):
+    layer = ARMIN(
+        ROWS["width"],
+        ROWS["slots"],
+        addressing=addressing,
+        layer_norm=True,
+        zoneout=0.1,
+        return_sequences=True,
+    )
+    x = ops.convert_to_tensor(inputs(rng, batch=ROWS["batch"]))
+    mask = ops.ones((ROWS["batch"], TIME), "bool") if masked else None
+    layer.build(tuple(x.shape))
+
+    operations = operations_on_the_memory(layer, x, mask)
+
+    # The start is copied once, because it is changed from then on.
+    copies = [name for name in operations if name in ("copy", "aten::clone")]
+    assert len(copies) <= 2
+    spanning = set(operations) - MAY_SPAN - set(copies)
+    assert not spanning
+
+
+def operations_on_the_memory(layer, x, mask):
+    """Names of the operations whose result, or argument, is a memory."""
+    if BACKEND == "torch":
+        return _operations_torch(layer, x, mask)
+    if BACKEND == "jax":
+        import jax
+
+        values = [v.value for v in layer.non_trainable_variables]
+        trainable = [v.value for v in layer.trainable_variables]
+
+        def run(trainable, x, mask):
+            return layer.stateless_call(trainable, values, x, mask=mask)[0]
+
+        text = jax.jit(run).lower(trainable, x, mask).compile().as_text()
+    else:
+        import tensorflow as tf
+
+        function = tf.function(lambda x: layer(x, mask=mask), jit_compile=True)
+        text = function.experimental_get_compiler_ir(x)(stage="optimized_hlo")
+    shapes = [
+        f"{ROWS['batch']},{ROWS['slots']},{ROWS['width']}",
+        f"{ROWS['batch']},{ROWS['slots'] * ROWS['width']}",
+    ]
+    found = [
+        name
+        for shape in shapes
+        for name in re.findall(rf"= f32\[{shape}\]\S* ([\w-]+)\(", text)
+    ]
+    assert "while" in text and found
+    return found
+
+
+def _operations_torch(layer, x, mask):
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile
+
+    cpu = [ProfilerActivity.CPU]
+    with torch.no_grad(), profile(activities=cpu, record_shapes=True) as p:
+        layer(x, mask=mask)
+    batch, slots, width = ROWS.values()
+    shapes = [[batch, slots, width], [batch * slots, width]]
+    names = [
+        event.name
+        for event in p.events()
+        if any(shape in (event.input_shapes or []) for shape in shapes)
+    ]
+    assert "aten::index_copy_" in names
+    # Views cost nothing; these two touch the rows they are told.
+    free = {
+        "aten::reshape",
+        "aten::view",
+        "aten::_reshape_alias",
+        "aten::index_select",
+        "aten::index_copy_",
+        # Inside clone.
+        "aten::copy_",
+        "aten::empty_like",
+    }
+    return [name for name in names if name not in free]
+
+
+def test_at_inference_the_given_state_is_left_alone(rng):
+    layer = ARMIN(UNITS, SLOTS, return_state=True)
+    x = inputs(rng)
+    _, *states = layer(x)
+    before = [array(state) for state in states]
+    with no_gradients():
+        layer(x, initial_state=states)
+
+    for state, expected in zip(states, before):
+        np.testing.assert_array_equal(array(state), expected)
+
+
+def no_gradients():
+    """On torch the loop changes its memory in place then."""
+    if BACKEND != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+def test_half_precision_is_close(addressing, training, rng):
+    """Same noise, weights and inputs in float32 and bfloat16."""
+    options = {"units": 8, "memory_slots": 3, "addressing": addressing}
+    x = inputs(rng)
+    outputs = {}
+    noise = random_noise(rng, options, BATCH, TIME, FEATURES)
+    with pytest.MonkeyPatch.context() as patch:
+        fix_noise(patch, noise)
+        for dtype in ("float32", "mixed_bfloat16"):
+            layer = ARMIN(
+                dtype=dtype,
+                layer_norm=True,
+                content_addressing=True,
+                kernel_initializer=keras.initializers.GlorotUniform(seed=1),
+                recurrent_initializer=keras.initializers.Orthogonal(seed=2),
+                return_sequences=True,
+                **options,
+            )
+            outputs[dtype] = array(
+                ops.cast(layer(x, training=training), "float32")
+            )
+
+    # One rounding can choose another slot: not all of the numbers.
+    off = np.abs(outputs["float32"] - outputs["mixed_bfloat16"])
+    assert np.median(off) < 0.01

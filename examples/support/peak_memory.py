@@ -53,6 +53,8 @@ def _main(name, *sizes):
     calls = contenders.training_steps(
         units, slots, inputs, batch, time, only=[layer]
     )
+    if name not in calls:
+        sys.exit(f"no such layer: {name}")
     call = calls[name]
     before = _status("VmRSS")
     call()

@@ -1,0 +1,116 @@
+"""The benchmark in its quickest form, on every backend."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="the benchmark draws what it measures")
+
+from examples import benchmark
+from examples.support import contenders
+from examples.support import peak_memory
+from examples.support import timing
+from tests.helpers import BACKEND
+
+PNG = b"\x89PNG"
+
+
+def test_the_lstm_has_as_many_parameters():
+    assert contenders.equal_lstm_units(250, 20, 128) == 470
+    for units, slots in ((64, 5), (250, 100), (500, 512)):
+        found = contenders.layers(units, slots, 128)
+        for name in (contenders.FUSED, contenders.LSTM):
+            found[name].build((None, None, 128))
+        armin = sum(
+            math.prod(v.shape)
+            for v in found[contenders.FUSED].trainable_variables
+        )
+        lstm = found[contenders.LSTM].count_params()
+
+        assert contenders.armin_parameters(units, slots, 128) == armin
+        assert 0.93 * armin < lstm <= armin
+
+
+def test_contenders_take_turns_and_keep_their_best(monkeypatch):
+    clock, calls = [0.0], []
+    durations = {"a": iter([9, 8, 3, 2, 4]), "b": iter([9, 8, 7, 5, 6])}
+
+    def call(name):
+        calls.append(name)
+        clock[0] += next(durations[name])
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    best, first = timing.best_times(
+        {name: lambda name=name: call(name) for name in durations}, 3, "title"
+    )
+
+    assert calls == ["a", "b"] * 5
+    assert best == {"a": 2, "b": 5}
+    assert first == {"a": 9, "b": 9}
+
+
+@pytest.mark.parametrize("question", ["train", "inference", "scaling"])
+def test_a_question_gives_a_table_numbers_and_a_picture(
+    question, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(
+        benchmark.QUICK,
+        question,
+        {k: v[:1] for k, v in benchmark.QUICK[question].items()},
+    )
+    numbers, picture = tmp_path / "found.json", tmp_path / "picture.png"
+    arguments = [question, "--quick", "--small", "--repeats", "1"]
+    benchmark.main([*arguments, "--json", f"{numbers}", "--plot", f"{picture}"])
+
+    result = json.loads(numbers.read_text())
+    (point,) = result["points"]
+    assert result["backend"] == BACKEND
+    assert any(name.startswith("ARMIN") for name in point["found"])
+    assert all(value >= 0 for value in point["found"].values())
+    if question == "train":
+        assert {"RNN(ARMINCell)", "keras.layers.LSTM"} <= set(point["found"])
+        assert (BACKEND == "torch") == ("torch.nn.LSTM" in point["found"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in point["found"])
+    assert picture.read_bytes().startswith(PNG)
+
+    both = tmp_path / "both.png"
+    benchmark.main(["plot", f"{numbers}", f"{numbers}", "--plot", f"{both}"])
+    assert both.read_bytes().startswith(PNG)
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/clear_refs").exists(),
+    reason="the peak is read from /proc, which only Linux has",
+)
+def test_the_peak_is_that_of_the_step():
+    # Of one sequence that is ten times as long as the other.
+    short, long = (
+        peak_memory.measure("ARMIN", 32, 4, 16, 16, time)
+        for time in (100, 1000)
+    )
+
+    assert long > 3 * max(short, 1_000_000)
+
+
+def test_a_failed_process_says_what_failed():
+    with pytest.raises(RuntimeError, match="no such layer"):
+        peak_memory.measure("no such layer", 4, 2, 3, 2, 5)
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", "{}"])
+def test_a_file_that_is_not_a_result_is_refused(text, tmp_path):
+    path = tmp_path / "found.json"
+    path.write_text(text)
+
+    with pytest.raises(SystemExit, match="found.json"):
+        benchmark.main(["plot", f"{path}", "--plot", f"{tmp_path / 'x.png'}"])
+
+
+def test_repeats_of_zero_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["train", "--repeats", "0"])
+
+    assert "--repeats must be at least 1" in capsys.readouterr().err
