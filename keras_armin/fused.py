@@ -207,7 +207,7 @@ def _backward(cell, projected, weights, start, tape, d):
     carry = {
         "memory": backends.own(tape["memory"]),
         "d_h": _or_zeros(d["h"], tape["h"]),
-        "d_memory": _or_zeros(d["memory"], tape["memory"]),
+        "d_memory": backends.own(_or_zeros(d["memory"], tape["memory"])),
         **way_back.empty_sums(),
     }
     first, found = _scan(
@@ -225,8 +225,8 @@ def _backward(cell, projected, weights, start, tape, d):
 
 
 def _or_zeros(d, x):
-    """A gradient that may be changed; None stands for zeros."""
-    return ops.zeros_like(x) if d is None else backends.own(d)
+    """The gradient of `x`, for which None may stand."""
+    return ops.zeros_like(x) if d is None else d
 
 
 class _WayBack:
