@@ -116,7 +116,7 @@ def test_an_overwrite_changes_only_its_slot(rng):
     np.testing.assert_array_equal(array(before), contents)
 
 
-def test_single_rows_are_taken_put_and_added_to(rng):
+def test_single_rows_are_taken_and_put(rng):
     contents, value = matrix(rng), rows(rng)
     index = [0, 1, 2], [3, 0, 2]
     slot = ops.convert_to_tensor(index[1], dtype="int32")
@@ -125,16 +125,28 @@ def test_single_rows_are_taken_put_and_added_to(rng):
     np.testing.assert_array_equal(
         array(backends.take_rows(tensors[0], slot)), contents[index]
     )
+    changed = contents.copy()
+    changed[index] = value
     for in_place in (False, True):
-        for function, expected in (
-            (backends.put_rows, value),
-            (backends.add_to_rows, contents[index] + value),
-        ):
-            changed = contents.copy()
-            changed[index] = expected
-            own = ops.copy(tensors[0])
-            found = function(own, slot, tensors[1], in_place=in_place)
-            np.testing.assert_array_equal(array(found), changed)
+        own = ops.copy(tensors[0])
+        found = backends.put_rows(own, slot, tensors[1], in_place=in_place)
+        np.testing.assert_array_equal(array(found), changed)
+
+
+def test_a_row_is_put_and_another_added_to_maybe_the_same(rng):
+    contents, value, term = matrix(rng), rows(rng), rows(rng)
+    put, add = [3, 0, 2], [3, 1, 2]
+    expected = contents.copy()
+    expected[[0, 1, 2], put] = value
+    expected[[0, 1, 2], add] += term
+    slots = [ops.convert_to_tensor(x, dtype="int32") for x in (put, add)]
+    own, value, term = map(ops.convert_to_tensor, (contents, value, term))
+
+    found = backends.put_then_add(
+        ops.copy(own), slots[0], value, slots[1], term
+    )
+
+    np.testing.assert_allclose(array(found), expected, rtol=1e-6)
 
 
 def test_a_matrix_times_a_vector(rng):

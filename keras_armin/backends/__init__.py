@@ -13,10 +13,10 @@
   output_gradients)`, where None may stand for a gradient of zeros.
 - `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
-- `take_rows`, `put_rows`, `add_to_rows`: row `slot` `(batch,)` of each matrix
-  in `(batch, n, r)`. With `in_place` they may destroy their argument, which
-  has to be a tensor that `own` gave. `put_rows` takes as `after` what has to
-  have been read from the memory before.
+- `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
+  `(batch, n, r)`. With `in_place` the matrices may be destroyed; they have to
+  be what `own` gave. `after` is what has to have been read from them before.
+- `put_then_add`: put one row in place, then add to another, maybe the same.
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
   times its vector; `integers(values, like)`: a constant on the device of
   `like`.
@@ -35,7 +35,6 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
-add_to_rows = _backend.add_to_rows
 check_batch_size = _backend.check_batch_size
 integers = _backend.integers
 matvec = _backend.matvec
@@ -44,6 +43,7 @@ ops = _backend.ops
 plus_product = _backend.plus_product
 pullback = _backend.pullback
 put_rows = _backend.put_rows
+put_then_add = _backend.put_then_add
 scan = _backend.scan
 sigmoid_gradient = _backend.sigmoid_gradient
 take_rows = _backend.take_rows

@@ -6,7 +6,6 @@ from keras_armin.backends.common import refuse_second_derivatives
 
 __all__ = [
     "activate",
-    "add_to_rows",
     "check_batch_size",
     "integers",
     "matvec",
@@ -15,6 +14,7 @@ __all__ = [
     "plus_product",
     "pullback",
     "put_rows",
+    "put_then_add",
     "scan",
     "sigmoid_gradient",
     "take_rows",
@@ -55,8 +55,9 @@ def put_rows(memory, slot, value, in_place=False, after=None):
     return memory.at[jnp.arange(memory.shape[0]), slot].set(value)
 
 
-def add_to_rows(memory, slot, value, in_place=False):
-    return memory.at[jnp.arange(memory.shape[0]), slot].add(value)
+def put_then_add(memory, put, value, add, term):
+    rows = jnp.arange(memory.shape[0])
+    return memory.at[rows, put].set(value).at[rows, add].add(term)
 
 
 def matvec(matrices, vectors):

@@ -5,7 +5,6 @@ from keras_armin.backends.common import refuse_second_derivatives
 
 __all__ = [
     "activate",
-    "add_to_rows",
     "check_batch_size",
     "integers",
     "matvec",
@@ -14,6 +13,7 @@ __all__ = [
     "plus_product",
     "pullback",
     "put_rows",
+    "put_then_add",
     "scan",
     "sigmoid_gradient",
     "take_rows",
@@ -128,8 +128,14 @@ def _put_in_flat(memory, slot, value):
     return tf.reshape(flat, memory.shape)
 
 
-def add_to_rows(memory, slot, value, in_place=False):
-    return tf.tensor_scatter_nd_add(memory, _row_index(slot), value)
+def put_then_add(memory, put, value, add, term):
+    """In one go: each of these updates is a copy of the memory here."""
+    same = (put == add)[:, None]
+    put_row = value + tf.where(same, term, tf.zeros_like(term))
+    add_row = tf.where(same, put_row, take_rows(memory, add) + term)
+    index = tf.concat([_row_index(put), _row_index(add)], axis=0)
+    rows = tf.concat([put_row, add_row], axis=0)
+    return tf.tensor_scatter_nd_update(memory, index, rows)
 
 
 def _row_index(slot):

@@ -6,7 +6,6 @@ from keras_armin.backends.common import refuse_second_derivatives
 
 __all__ = [
     "activate",
-    "add_to_rows",
     "check_batch_size",
     "integers",
     "matvec",
@@ -15,6 +14,7 @@ __all__ = [
     "plus_product",
     "pullback",
     "put_rows",
+    "put_then_add",
     "scan",
     "sigmoid_gradient",
     "take_rows",
@@ -91,10 +91,13 @@ def put_rows(memory, slot, value, in_place=False, after=None):
     return put(rows, 0, index, value).view(memory.shape)
 
 
-def add_to_rows(memory, slot, value, in_place=False):
-    rows, index = _rows(memory, slot)
-    add = torch.Tensor.index_add_ if _may(in_place) else torch.index_add
-    return add(rows, 0, index, value).view(memory.shape)
+def put_then_add(memory, put, value, add, term):
+    """Changes `memory`, which has to be ours."""
+    rows, index = _rows(memory, put)
+    rows.index_copy_(0, index, value)
+    rows, index = _rows(memory, add)
+    rows.index_add_(0, index, term)
+    return memory
 
 
 def _may(in_place):
