@@ -574,7 +574,9 @@ def _operations_torch(layer, x, mask):
     assert "aten::index_copy_" in names
     # Views cost nothing; these two touch the rows they are told.
     free = {
+        "aten::as_strided",
         "aten::reshape",
+        "aten::select",
         "aten::view",
         "aten::_reshape_alias",
         "aten::index_select",

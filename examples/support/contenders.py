@@ -27,11 +27,11 @@ def armin_parameters(units, slots, inputs):
 
 
 def equal_lstm_units(units, slots, inputs):
-    """Units of the LSTM with as many parameters, rounded down to tens."""
+    """Units of the LSTM with as many parameters, to the nearest ten."""
     # 4 u (u + inputs + 1) = parameters
     parameters, b = armin_parameters(units, slots, inputs), inputs + 1
     exact = (-b + math.sqrt(b * b + parameters)) / 2
-    return max(1, int(exact) // 10 * 10) if exact >= 20 else max(1, int(exact))
+    return max(10, round(exact / 10) * 10)
 
 
 def layers(units, slots, inputs):
