@@ -141,7 +141,7 @@ def measure(question, repeats=None, quick=False, small=False):
         for value in values:
             setting = {**base, name: value}
             title = f"{question}: " + ", ".join(
-                f"{value} {name}" for name, value in setting.items()
+                f"{name} {value}" for name, value in setting.items()
             )
             found = function(setting, repeats, title)
             print(table(found, unit))

@@ -286,3 +286,24 @@ def test_a_batch_equals_its_samples_one_by_one(rng):
     alone = np.concatenate([array(layer(x[b : b + 1])) for b in range(BATCH)])
 
     np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+def test_a_batch_of_one_agrees_with_the_reference(
+    make, training, rng, float64, monkeypatch
+):
+    """It has a way of its own to write on TensorFlow."""
+    options = {"memory_slots": 2, "memory_dim": DIM}
+    weights = reference.random_weights(rng, FEATURES, UNITS, options)
+    x = inputs(rng, batch=1, dtype="float64")
+    noise = random_noise(rng, batch=1, slots=2) if training else {}
+    expected, *_ = reference.run(UNITS, options, weights, x, training, noise)
+    fix_noise(monkeypatch, noise)
+    layer = make(units=UNITS, dtype="float64", return_sequences=True, **options)
+    layer.build(x.shape)
+    set_cell_weights(layer.cell, weights)
+
+    outputs = array(layer(tensor(x), training=training))
+
+    np.testing.assert_allclose(outputs, expected, rtol=1e-10, atol=1e-10)
