@@ -126,7 +126,7 @@ class WayBack:
                 d_memory, now["written"], d_left, now["slot"], d_r
             )
         d_memory = backends.put_rows(
-            d_memory, now["written"], d_left, in_place=True
+            d_memory, now["written"], d_left, in_place=True, after=d_r
         )
         return d_memory + _outer(ops.cast(now["relaxed"], d_r.dtype), d_r)
 

@@ -16,7 +16,8 @@
 - `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
   `(batch, n, r)`. With `in_place` the matrices may be destroyed; they have to
   be what `own` gave. `after` is what has to have been read from them before.
-- `put_then_add`: put one row in place, then add to another, maybe the same.
+- `put_then_add(memory, put, value, add, term)`: put one row, then add to
+  another, maybe the same. `term` is what comes of the row that is replaced.
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
   times its vector; `integers(values, like)`: a constant on the device of
   `like`.

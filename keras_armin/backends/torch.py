@@ -1,26 +1,10 @@
 import keras
 import torch
 
-from keras_armin.backends import torch_ops as ops
+from keras_armin.backends import torch_ops
 from keras_armin.backends.common import refuse_second_derivatives
 
-__all__ = [
-    "activate",
-    "check_batch_size",
-    "integers",
-    "matvec",
-    "own",
-    "ops",
-    "plus_product",
-    "pullback",
-    "put_rows",
-    "put_then_add",
-    "scan",
-    "sigmoid_gradient",
-    "take_rows",
-    "tanh_gradient",
-    "with_gradient",
-]
+ops = torch_ops
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
