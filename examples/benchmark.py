@@ -135,7 +135,7 @@ def measure(question, repeats=None, quick=False, small=False):
     function, unit, least = MEASURES[question]
     repeats = repeats or least
     base = {**SETTINGS[question], **(SMALL if small else {})}
-    varied = (QUICK if quick else VARIED)[question]
+    varied = (QUICK if quick or small else VARIED)[question]
     points = []
     for name, values in varied.items():
         for value in values:
@@ -195,7 +195,7 @@ def parse(arguments):
         )
         command.add_argument("--quick", action="store_true", help="fewer sizes")
         command.add_argument(
-            "--small", action="store_true", help="tiny sizes, to try it out"
+            "--small", action="store_true", help="tiny sizes, with --quick"
         )
         command.add_argument("--json", help="file to write the numbers to")
         command.add_argument("--plot", help="file to write the picture to")

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_armin import backends
 from keras_armin import checks
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
@@ -181,10 +182,24 @@ class ARMIN(MemoryRNN):
         It undoes one-slot writes, and would not find back before a reset.
         """
         fast = self.addressing != "soft" and not self.unroll
+        if arguments["training"]:
+            fast = fast and self._can_go_back_by_hand()
         if fast and reset is None and not trace:
-            return run_armin(self.cell, sequences, states, **arguments)
+            with backends.without_autocast(sequences):
+                return run_armin(self.cell, sequences, states, **arguments)
         return super()._loop(
             sequences, states, reset=reset, trace=trace, **arguments
+        )
+
+    def _can_go_back_by_hand(self):
+        # An activation may be a layer with weights of its own.
+        return backends.can_go_back_by_hand() and not any(
+            isinstance(activation, keras.layers.Layer)
+            for activation in (
+                self.activation,
+                self.recurrent_activation,
+                self.state_activation,
+            )
         )
 
     def _follow_schedule(self):

@@ -89,7 +89,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         state_activation: Applied to the new hidden state before it is output
             and carried. Defaults to `None`: the state is not bounded.
         output_activation: Applied to the hidden state and to what was read
-            for the output. Defaults to `"tanh"`.
+            for the output, element by element. Defaults to `"tanh"`.
         use_bias: bool. Defaults to `True`.
         unit_forget_bias: bool. Start the forget gate's bias at 1. Defaults to
             `True`.

@@ -280,8 +280,9 @@ class ARMINEquations:
         before its softmax. All that does not depend on h is done here, so
         that it can be done for all steps at once: `projected["address"]`,
         `weights["address_recurrent_kernel"]` and `weights["match_scale"]` come
-        back divided by the temperature. Without noise the best slot is taken,
-        which is the best at any temperature.
+        back divided by the temperature; in half precision the kernel has
+        `weights["score_scale"]` beside it instead. Without noise the best slot
+        is taken, which is the best at any temperature.
         """
         wide = memory_ops.wide_dtype(self.compute_dtype)
         weights = dict(weights)
@@ -297,8 +298,12 @@ class ARMINEquations:
             address = address + ops.cast(gumbel, wide)
         if sampled or self.addressing == "soft":
             address = address / temperature
-            kernel = kernel / ops.cast(temperature, self.compute_dtype)
             scale = None if scale is None else scale / temperature
+            if wide == self.compute_dtype:
+                kernel = kernel / temperature
+            else:
+                # A half precision kernel might overflow.
+                weights["score_scale"] = 1 / temperature
         weights["address_recurrent_kernel"] = kernel
         if scale is not None:
             weights["match_scale"] = scale
@@ -316,7 +321,8 @@ class ARMINEquations:
         if wide == self.compute_dtype:
             scores = plus_product(address, h, kernel, in_place)
         else:
-            scores = address + ops.cast(ops.matmul(h, kernel), wide)
+            product = ops.cast(ops.matmul(h, kernel), wide)
+            scores = address + times(product, weights.get("score_scale"))
         if query is None:
             return scores
         match = memory_ops.match(memory, ops.cast(query, wide))

@@ -72,11 +72,13 @@ def recur(
     if not training:
         return _infer(cell, **groups, constants=constants, last_only=last_only)
     names = [(group, name) for group in groups for name in groups[group]]
+    group_names = tuple(groups)
     outputs = (*SEEN, "h", "memory")
     kept = ()
 
     def grouped(tensors):
-        found = {group: {} for group in groups}
+        # Not `groups`, whose tensors would live as long as this function.
+        found = {group: {} for group in group_names}
         for (group, name), tensor in zip(names, tensors):
             found[group][name] = tensor
         return found

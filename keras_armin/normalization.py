@@ -26,11 +26,8 @@ def layer_norm_gradient(x, sizes, gain, d_y):
         d_y * ops.cast(gain, wide),
     )
     d_gain, d_bias = ops.sum(d_y * normal, axis=0), ops.sum(d_y, axis=0)
-    return (
-        ops.cast(d_x, x.dtype),
-        ops.cast(d_gain, gain.dtype),
-        ops.cast(d_bias, gain.dtype),
-    )
+    # Sums over many steps stay wide.
+    return ops.cast(d_x, x.dtype), d_gain, d_bias
 
 
 def _wide(x):

@@ -50,7 +50,7 @@ class WayBack:
 
     def empty_sums(self):
         return {
-            name: ops.zeros_like(self.weights[name])
+            name: ops.zeros_like(ops.cast(self.weights[name], self.wide))
             for name in SUMMED
             if name in self.weights
         }
@@ -93,7 +93,7 @@ class WayBack:
         d_scores = self._undo_read(memory, now["relaxed"], d_r)
         found["d_scores"] = d_scores
         d_dropped_h = ops.matmul(
-            ops.cast(d_scores, d_r.dtype),
+            self._of_product(d_scores),
             self.turned["address_recurrent_kernel"],
         )
         if self.cell.content_addressing:
@@ -208,6 +208,13 @@ class WayBack:
         d_s = d_s - ops.sum(relaxed * d_s, axis=-1, keepdims=True)
         return relaxed * d_s
 
+    def _of_product(self, d_scores):
+        """From the scores to the product of h with its kernel."""
+        scale = self.weights.get("score_scale")
+        if scale is None:
+            return d_scores
+        return ops.cast(d_scores * scale, self.cell.compute_dtype)
+
     def _undo_match(self, memory, d_memory, query, d_scores):
         """Through scale * M q to q, to the rows, and to the scale."""
         query = ops.cast(query, self.wide)
@@ -223,11 +230,15 @@ class WayBack:
         dropped_h = dropped[..., : self.cell.units]
         gradients = {
             "address_recurrent_kernel": _product(
-                dropped_h, ops.cast(found["d_scores"], dropped_h.dtype)
+                dropped_h, self._of_product(found["d_scores"])
             ),
             "gate_recurrent_kernel": _product(dropped, found["d_input_gates"]),
             "recurrent_kernel": _product(tape["gated"], found["d_state_gates"]),
         }
+        if "score_scale" in self.weights:
+            kernel = self.weights["address_recurrent_kernel"]
+            product = ops.cast(ops.matmul(dropped_h, kernel), self.wide)
+            gradients["score_scale"] = ops.sum(found["d_scores"] * product)
         if "d_value" in found:
             h_tm1 = tape["both"][..., : self.cell.units]
             h = ops.concatenate(

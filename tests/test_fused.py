@@ -26,6 +26,7 @@ from tests.helpers import TIME
 from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import fix_noise
+from tests.helpers import gradients as gradients_of
 from tests.helpers import inputs
 from tests.helpers import randomise
 from tests.helpers import tensor
@@ -636,3 +637,145 @@ def test_half_precision_is_close(addressing, training, rng):
     # One rounding can choose another slot: not all of the numbers.
     off = np.abs(outputs["float32"] - outputs["mixed_bfloat16"])
     assert np.median(off) < 0.01
+
+
+def test_in_half_precision_a_low_temperature_does_not_overflow(rng):
+    """h is not bounded, and divided by 0.001 does not fit into float16."""
+    layer = ARMIN(
+        UNITS, 3, temperature=1e-3, dtype="mixed_float16", return_sequences=True
+    )
+    x = inputs(rng)
+    layer.build(x.shape)
+    states = [array(s) for s in layer.get_initial_state(BATCH)]
+    states[1] = states[1] + 100.0
+    states = [ops.convert_to_tensor(s.astype("float16")) for s in states]
+    found, found_x = gradients_of(layer, x, training=True, initial_state=states)
+
+    assert np.isfinite(found_x).all()
+    for name, gradient in found.items():
+        assert np.isfinite(gradient).all(), name
+
+
+def test_long_sums_do_not_stagnate_in_half_precision(rng):
+    """The gradient of a norm's bias is a sum over all steps."""
+    found = {}
+    options = {"units": 4, "memory_slots": 2}
+    time = 300
+    x = inputs(rng, time=time)
+    noise = random_noise(rng, options, BATCH, time, FEATURES)
+    with pytest.MonkeyPatch.context() as patch:
+        fix_noise(patch, noise)
+        for dtype in ("float32", "mixed_bfloat16"):
+            layer = ARMIN(
+                dtype=dtype,
+                layer_norm=True,
+                kernel_initializer=keras.initializers.GlorotUniform(seed=1),
+                recurrent_initializer=keras.initializers.Orthogonal(seed=2),
+                return_sequences=True,
+                **options,
+            )
+            layer.build(x.shape)
+            found[dtype], _ = gradients_of(layer, x, training=True)
+
+    for name in ("norm_bias", "gate_norm_bias", "state_norm_bias"):
+        exact = found["float32"][name]
+        off = np.linalg.norm(found["mixed_bfloat16"][name] - exact)
+        assert off < 0.05 * np.linalg.norm(exact), name
+
+
+def step_function(x):
+    return ops.cast(x > 0, x.dtype)
+
+
+@pytest.mark.parametrize("name", ["activation", "recurrent_activation"])
+def test_an_activation_without_a_gradient_is_taken(name, rng):
+    layer = ARMIN(UNITS, 3, return_sequences=True, **{name: step_function})
+    x = inputs(rng)
+    layer.build(x.shape)
+    found, _ = gradients_of(layer, x, training=True)
+
+    assert np.abs(found["kernel"]).max() > 0
+
+
+def test_an_activation_with_weights_takes_the_plain_way(rng, monkeypatch):
+    calls = spy(monkeypatch)
+    layer = ARMIN(UNITS, 3, activation=keras.layers.PReLU())
+    layer(inputs(rng), training=True)
+
+    assert not calls
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="these are ways of torch alone")
+class TestTorch:
+    def test_a_transposed_gradient_of_the_memory(self, rng):
+        import torch
+
+        found = []
+        weigh = torch.tensor(rng.normal(size=(BATCH, 3 * UNITS)))
+        layer = ARMIN(UNITS, 3, return_state=True, dtype="float64", seed=1)
+        x = torch.tensor(inputs(rng, dtype="float64"), requires_grad=True)
+        layer.build(tuple(x.shape))
+        options = {"units": UNITS, "memory_slots": 3}
+        with pytest.MonkeyPatch.context() as patch:
+            fix_noise(patch, random_noise(rng, options, BATCH, TIME, FEATURES))
+            for turned in (False, True):
+                *_, memory, _ = layer(x, training=True)
+                loss = (memory * weigh).sum()
+                if turned:
+                    loss = (memory.t() * weigh.t().contiguous()).sum()
+                found.append(array(torch.autograd.grad(loss, x)[0]))
+
+        np.testing.assert_allclose(*found, rtol=1e-12)
+
+    def test_autocast_leaves_the_layer_alone(self, rng):
+        import torch
+
+        layer = ARMIN(UNITS, 3)
+        x = torch.tensor(inputs(rng))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = layer(x, training=True)
+            y.sum().backward()
+
+        assert y.dtype == torch.float32
+        assert layer.cell.kernel.value.grad is not None
+
+    def test_it_compiles(self, rng):
+        import torch
+
+        layer = ARMIN(UNITS, 3)
+        x = torch.tensor(inputs(rng, time=2))
+        layer.build(tuple(x.shape))
+        loss = torch.compile(
+            lambda x: layer(x, training=True).sum(), backend="eager"
+        )
+        loss(x).backward()
+
+        assert layer.cell.kernel.value.grad is not None
+
+    def test_nothing_outlives_the_way_back(self, rng):
+        import torch
+
+        layer = ARMIN(UNITS, 3, return_sequences=True)
+        loss = (layer(inputs(rng), training=True) ** 2).sum()
+        tape = next(
+            node
+            for node in walk(loss.grad_fn)
+            if "HandWritten" in type(node).__name__
+        )
+        assert tape.saved_tensors
+        loss.backward()
+        with pytest.raises(RuntimeError, match="after they have already been"):
+            _ = tape.saved_tensors
+        held = [v for v in vars(tape).values() if torch.is_tensor(v)]
+        assert not held
+
+
+def walk(node):
+    """All nodes of a graph of torch."""
+    seen, todo = set(), [node]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [parent for parent, _ in node.next_functions]

@@ -20,8 +20,10 @@ AXES = {
 
 
 def draw(results, path):
-    """A row of panels for each backend, a panel for each varied size."""
+    """A column of panels for each backend, a panel for each varied size."""
     panels = _panels(results[0])
+    if any(_panels(result) != panels for result in results):
+        raise SystemExit("These files do not vary the same sizes.")
     figure, axes = plt.subplots(
         len(panels),
         len(results),

@@ -11,6 +11,10 @@
   `forward(inputs, constants)`, which returns the outputs and what the way back
   needs, and gives it the gradient `backward(inputs, residuals,
   output_gradients)`, where None may stand for a gradient of zeros.
+  `can_go_back_by_hand()` says whether it can be used now.
+- `without_autocast(x)`: a context in which nothing is cast but by us.
+- `activate(function, x, in_place)`: an activation; `check_batch_size`: for
+  stateful layers in graphs.
 - `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
@@ -37,6 +41,7 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
 check_batch_size = _backend.check_batch_size
+can_go_back_by_hand = _backend.can_go_back_by_hand
 integers = _backend.integers
 matvec = _backend.matvec
 own = _backend.own
@@ -50,3 +55,4 @@ sigmoid_gradient = _backend.sigmoid_gradient
 take_rows = _backend.take_rows
 tanh_gradient = _backend.tanh_gradient
 with_gradient = _backend.with_gradient
+without_autocast = _backend.without_autocast

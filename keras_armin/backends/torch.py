@@ -1,3 +1,5 @@
+import itertools
+
 import keras
 import torch
 
@@ -61,7 +63,9 @@ def integers(values, like):
 
 def own(x):
     """A copy that may be changed in place, unless autograd looks on."""
-    return x if torch.is_grad_enabled() else x.clone()
+    if torch.is_grad_enabled():
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def take_rows(memory, slot):
@@ -78,10 +82,9 @@ def put_rows(memory, slot, value, in_place=False, after=None):
 def put_then_add(memory, put, value, add, term):
     """Changes `memory`, which has to be ours."""
     rows, index = _rows(memory, put)
-    rows.index_copy_(0, index, value)
+    memory = rows.index_copy_(0, index, value).view(memory.shape)
     rows, index = _rows(memory, add)
-    rows.index_add_(0, index, term)
-    return memory
+    return rows.index_add_(0, index, term).view(memory.shape)
 
 
 def _may(in_place):
@@ -138,6 +141,8 @@ def pullback(function, x, d_y):
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = function(x)
+    if not y.requires_grad:
+        return torch.zeros_like(x)
     return torch.autograd.grad(y, x, d_y)[0]
 
 
@@ -146,26 +151,25 @@ class _HandWritten(torch.autograd.Function):
     def forward(ctx, forward, backward, constants, *inputs):
         # Autograd forbids to change a view of an input, even one that is ours.
         outputs, residuals = forward([x.detach() for x in inputs], constants)
-        # An output kept in any other way would never be freed. Lists hold
-        # tensors that are neither inputs nor outputs.
-        ctx.is_list = [isinstance(x, list) for x in residuals]
-        ctx.lists = [x for x in residuals if isinstance(x, list)]
-        ctx.save_for_backward(
-            *inputs,
-            *(x for x in residuals if not isinstance(x, list)),
-        )
+        # What is kept in any other way is freed late, or never.
+        ctx.lengths = [
+            len(x) if isinstance(x, list) else None for x in residuals
+        ]
+        columns = [x if isinstance(x, list) else [x] for x in residuals]
+        ctx.save_for_backward(*inputs, *itertools.chain(*columns))
         ctx.inputs, ctx.way_back = len(inputs), backward
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx, *gradients):
-        saved, lists = list(ctx.saved_tensors), iter(ctx.lists)
-        inputs, saved = saved[: ctx.inputs], iter(saved[ctx.inputs :])
+        inputs = ctx.saved_tensors[: ctx.inputs]
+        saved = iter(ctx.saved_tensors[ctx.inputs :])
         residuals = [
-            next(lists) if is_list else next(saved) for is_list in ctx.is_list
+            next(saved) if n is None else list(itertools.islice(saved, n))
+            for n in ctx.lengths
         ]
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(inputs[0]):
             found = ctx.way_back(inputs, residuals, gradients)
         if torch.is_grad_enabled():
             given = [d for d in gradients if d is not None]
@@ -183,6 +187,16 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         refuse_second_derivatives()
+
+
+def can_go_back_by_hand():
+    """torch.compile does not take tensors that are changed in place."""
+    return not torch.compiler.is_compiling()
+
+
+def without_autocast(x):
+    """Keras' dtype policies say what is computed in which precision."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def with_gradient(forward, backward, inputs, constants):

@@ -7,7 +7,6 @@ matrix product takes 16 microseconds through it and 1.6 without.
 
 import torch
 from keras.ops import arange
-from keras.ops import convert_to_tensor
 from torch import argmax
 from torch import concatenate
 from torch import exp
@@ -17,11 +16,9 @@ from torch import mean
 from torch import ones_like
 from torch import reshape
 from torch import rsqrt
-from torch import sigmoid
 from torch import softmax
 from torch import square
 from torch import sum
-from torch import tanh
 from torch import where
 from torch import zeros_like
 
@@ -30,7 +27,6 @@ __all__ = [
     "argmax",
     "cast",
     "concatenate",
-    "convert_to_tensor",
     "exp",
     "expand_dims",
     "floor_divide",
@@ -43,13 +39,11 @@ __all__ = [
     "reshape",
     "rsqrt",
     "shape",
-    "sigmoid",
     "softmax",
     "split",
     "square",
     "stop_gradient",
     "sum",
-    "tanh",
     "transpose",
     "where",
     "zeros_like",
