@@ -105,7 +105,7 @@ def inference_times(setting, repeats, title):
 
 
 def scaling_times(setting, repeats, title):
-    """Microseconds a training step takes per time step, and to compile."""
+    """Microseconds of a training step per time step; seconds to compile."""
     calls = contenders.training_steps(
         setting["units"],
         setting["slots"],
@@ -118,7 +118,9 @@ def scaling_times(setting, repeats, title):
     found = {}
     for name, seconds in best.items():
         found[f"{name}, us a time step"] = 1e6 * seconds / setting["time"]
-        found[f"{name}, s to compile"] = max(0.0, first[name] - seconds)
+        found[f"{name}, s longer the first time"] = max(
+            0.0, first[name] - seconds
+        )
     return found
 
 

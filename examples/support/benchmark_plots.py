@@ -43,7 +43,10 @@ def _panels(result):
     """Pairs of a varied size and, where a panel shows a part, its suffix."""
     names = list(dict.fromkeys(p["varied"] for p in result["points"]))
     if result["question"] == "scaling":
-        return [(names[0], "us a time step"), (names[0], "s to compile")]
+        return [
+            (names[0], "us a time step"),
+            (names[0], "s longer the first time"),
+        ]
     return [(name, None) for name in names]
 
 
