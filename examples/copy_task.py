@@ -26,6 +26,8 @@ import numpy as np
 
 import keras_armin
 from examples.support import sequences
+from examples.support.command_types import positive
+from examples.support.metrics import BitsWrong
 
 WIDTH = 8
 SOLVED_LOSS = 0.01
@@ -79,16 +81,11 @@ def build_model(max_length, units, memory_dim, updates, seed):
     return model
 
 
-@keras.saving.register_keras_serializable(package="keras_armin_examples")
-class BitsWrong(keras.metrics.Mean):
-    """Wrong bits in the answer to a sequence, on average."""
-
-    def update_state(self, targets, logits, sample_weight):
-        wrong = keras.ops.logical_xor(logits > 0, targets > 0.5)
-        counted = wrong & (sample_weight[..., None] > 0)
-        return super().update_state(
-            keras.ops.sum(keras.ops.cast(counted, "float32"), axis=(1, 2))
-        )
+def one_length(batch_size, length, seed):
+    """A batch of sequences of one length, as NumPy arrays."""
+    task = sequences.copy(width=WIDTH).with_sizes(length=length)
+    batch = sequences.one_batch(task, batch_size, seed, step=length)
+    return [array.numpy() for array in batch]
 
 
 def check_every_length(model, max_length, seed):
@@ -98,13 +95,10 @@ def check_every_length(model, max_length, seed):
     bit, each length counting alike.
     """
     losses, right = [], []
-    longest = sequences.fixed_length_batch(1, max_length, WIDTH)[0].shape[1]
+    longest = one_length(1, max_length, seed)[0].shape[1]
     for length in range(1, max_length + 1):
-        inputs, targets, weights = (
-            array.numpy()
-            for array in sequences.fixed_length_batch(
-                SEQUENCES_PER_LENGTH, length, WIDTH, seed
-            )
+        inputs, targets, weights = one_length(
+            SEQUENCES_PER_LENGTH, length, seed
         )
         # One shape for all lengths: the zeros at the end come too late to
         # matter, and there is one graph to compile.
@@ -140,10 +134,7 @@ class StopWhenSolved(keras.callbacks.Callback):
 
 def show_answer(model, length, seed):
     """Print a target and the network's output side by side, as bits."""
-    inputs, targets, weights = (
-        array.numpy()
-        for array in sequences.fixed_length_batch(1, length, WIDTH, seed)
-    )
+    inputs, targets, weights = one_length(1, length, seed)
     answer = weights[0] > 0
     outputs = model.predict(inputs, verbose=0)[0][answer] > 0
     print(f"\n{'target':{WIDTH}}   output")
@@ -159,8 +150,8 @@ def show_answer(model, length, seed):
 
 def draw_memory(model, length, seed, path):
     """A picture of what is read and written while one sequence is copied."""
-    inputs, _, _ = sequences.fixed_length_batch(1, length, WIDTH, seed)
-    trace = keras_armin.trace_memory(model.get_layer("armin"), inputs.numpy())
+    inputs, _, _ = one_length(1, length, seed)
+    trace = keras_armin.trace_memory(model.get_layer("armin"), inputs)
     ax = keras_armin.plot_memory(
         trace, title=f"copying {length} vectors, answer from the dashed line"
     )
@@ -172,13 +163,6 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-
-    def positive(text):
-        number = int(text)
-        if number < 1:
-            raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-        return number
-
     parser.add_argument("--max-length", type=positive, default=49)
     parser.add_argument("--units", type=positive, default=100)
     parser.add_argument("--memory-dim", type=positive, default=32)
@@ -204,10 +188,10 @@ def main(argv=None):
     keras.utils.set_random_seed(arguments.seed)
     max_length, seed = arguments.max_length, arguments.seed
 
-    buckets = min(5, max_length)
-    task = {"max_length": max_length, "width": WIDTH, "buckets": buckets}
-    training = sequences.copy_task(arguments.batch_size, seed=seed, **task)
-    validation = sequences.copy_task(32, seed=seed + 1, **task).take(10)
+    task = sequences.copy(width=WIDTH).with_sizes(length=(1, max_length))
+    bands = {"bands": 5, "favour_long": True}
+    training = sequences.batches(task, arguments.batch_size, seed=seed, **bands)
+    validation = sequences.batches(task, 32, seed=seed + 1, **bands).take(10)
     model = build_model(
         max_length,
         arguments.units,

@@ -13,74 +13,7 @@ tf = pytest.importorskip(
 )
 
 from examples import copy_task  # noqa: E402
-from examples.support import sequences  # noqa: E402
-
-
-def test_a_copy_sequence_written_out_by_hand():
-    inputs, targets, weights = (
-        a.numpy() for a in sequences.fixed_length_batch(1, 2, width=3, seed=4)
-    )
-    a, b = inputs[0, 1, :3], inputs[0, 2, :3]
-    zero = np.zeros(3)
-
-    np.testing.assert_array_equal(
-        inputs[0],
-        [
-            [0, 0, 0, 1, 0],
-            [*a, 0, 0],
-            [*b, 0, 0],
-            [0, 0, 0, 0, 1],
-            [0, 0, 0, 0, 0],
-            [0, 0, 0, 0, 0],
-        ],
-    )
-    np.testing.assert_array_equal(targets[0], [zero, zero, zero, zero, a, b])
-    np.testing.assert_array_equal(weights[0], [0, 0, 0, 0, 3, 3])
-    assert set(np.ravel(inputs)) == {0.0, 1.0}
-
-
-def test_each_sequence_of_a_copy_batch_is_right():
-    dataset = sequences.copy_task(16, max_length=9, buckets=2, width=4, seed=1)
-    lengths = set()
-    for inputs, targets, weights in dataset.take(8).as_numpy_iterator():
-        assert inputs.shape[1] in (2 * 6 + 2, 2 * 9 + 2)
-        for x, y, w in zip(inputs, targets, weights):
-            length = int(x[:, 5].argmax()) - 1
-            lengths.add(length)
-            answer = slice(length + 2, 2 * length + 2)
-            np.testing.assert_array_equal(y[answer], x[1 : length + 1, :4])
-            assert (x[length + 2 :] == 0).all() and x[:, 4:].sum() == 2
-            expected = np.zeros(len(w))
-            expected[answer] = len(w) / length
-            np.testing.assert_allclose(w, expected, rtol=1e-6)
-    assert lengths == set(range(1, 10))
-
-
-@pytest.mark.parametrize("max_length", [1, 2, 3, 5, 49])
-def test_ranges_of_lengths_cover_all_and_none_is_empty(max_length):
-    edges = sequences._bucket_edges(1, max_length, 5)
-
-    assert edges[0] == 0 and edges[-1] == max_length
-    assert (np.diff(edges) > 0).all()
-
-
-def test_data_is_a_function_of_seed_and_step():
-    def batches(count=3, **options):
-        dataset = sequences.copy_task(2, 5, **options).take(count)
-        return [x.tobytes() for x, _, _ in dataset.as_numpy_iterator()]
-
-    assert batches(seed=1) == batches(seed=1)
-    assert batches(seed=1)[2:] == batches(1, seed=1, first_step=2)
-    assert batches(seed=1) != batches(seed=2)
-    assert len(set(batches(seed=1))) == 3
-
-
-def test_the_weights_make_the_loss_the_mean_over_answers():
-    inputs, targets, weights = sequences.fixed_length_batch(4, 3, seed=2)
-    loss = keras.losses.BinaryCrossentropy(from_logits=True)
-    value = loss(targets.numpy(), np.zeros_like(targets), weights.numpy())
-
-    assert float(value) == pytest.approx(np.log(2), rel=1e-5)
+from examples.support.metrics import BitsWrong  # noqa: E402
 
 
 def test_bits_wrong_counts_the_answer_only():
@@ -89,7 +22,7 @@ def test_bits_wrong_counts_the_answer_only():
     logits[0, 0] = 1.0  # wrong, but not part of the answer
     logits[0, 2, :3] = 1.0
     weights = np.array([[0, 0, 2], [0, 2, 2]], "float32")
-    metric = copy_task.BitsWrong()
+    metric = BitsWrong()
     metric.update_state(targets, logits, weights)
 
     assert float(metric.result()) == 1.5

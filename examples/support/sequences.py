@@ -1,108 +1,337 @@
-"""Algorithmic tasks as tf.data pipelines, a function of seed and step."""
+"""The algorithmic tasks as tf.data pipelines, a function of seed and step.
+
+Every task shows a sequence and then asks for an answer, while the input is
+zero. A batch is `(inputs, targets, weights)` of shapes `(batch, time,
+inputs)`, `(batch, time, outputs)` and `(batch, time)`:
+
+    time      0 .. given - 1     given .. given + answer - 1    padding
+    inputs    what is given      zeros                          zeros
+    targets   zeros              the answer                     zeros
+    weights   zeros              time / answer                  zeros
+
+The weights pick the answer and give every sequence the same say: with them,
+the mean over batch and time is the mean loss of a bit of an average sequence.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 # Keeps the streams of random numbers of one batch apart.
-_LENGTHS, _BITS, _BUCKETS = 0, 1, 2
+_SIZES, _BITS, _BANDS = 0, 1, 2
+_STREAMS = 3
 
 
-def copy_task(
-    batch_size,
-    max_length,
-    width=8,
-    min_length=1,
-    buckets=5,
-    seed=0,
-    first_step=0,
-):
-    """Endless batches of the copy task.
+class Task(NamedTuple):
+    """A task: its widths, its sizes, and how a batch of it is made.
 
-    A sequence of `length` random bit vectors, between a start and an end
-    flag, is to be repeated:
-
-        time     0      1 .. length   length + 1    length + 2 .. 2 length + 1
-        input    start  the bits      end           zeros
-        target                                      the bits
-
-    The lengths from `min_length` to `max_length` are cut into `buckets`
-    ranges, the longer the narrower: what only the longest sequences teach
-    would otherwise be seen too seldom. A batch has lengths from one range,
-    drawn at random, and is padded to the longest it may hold, so that short
-    sequences cost less and there are only that many shapes to compile for.
-
-    Yields `(inputs, targets, weights)` of shapes `(batch, time, width + 2)`,
-    `(batch, time, width)` and `(batch, time)`. The weights pick the answer
-    and give every sequence the same say: with them, the mean over batch and
-    time is the mean loss of a bit of an average sequence.
+    `sizes` is a dict from the name of a size to its least and largest value,
+    both included. `draw(sizes, longest, seed)` gets a dict of sizes of every
+    sequence, each `(batch, 1)`, and of the largest that each may be, and
+    returns what is given, how many steps of it, the answer, and how many of
+    that: `(batch, time, inputs)`, `(batch, 1)`, `(batch, time, outputs)`,
+    `(batch, 1)`.
     """
-    edges = _bucket_edges(min_length, max_length, buckets)
-    buckets = len(edges) - 1
-    edges = tf.constant(edges)
-    spec_shape = (batch_size, None, width + 2)
+
+    name: str
+    inputs: int
+    outputs: int
+    sizes: dict[str, tuple[int, int]]
+    draw: Callable
+
+    def with_sizes(self, **sizes):
+        """The same task at other sizes, each a number or a range."""
+        unknown = set(sizes) - set(self.sizes)
+        if unknown:
+            raise ValueError(
+                f"The task '{self.name}' has the sizes {list(self.sizes)}. "
+                f"Received: {sorted(unknown)}"
+            )
+        changed = {name: _as_range(name, size) for name, size in sizes.items()}
+        return self._replace(sizes={**self.sizes, **changed})
+
+
+def _as_range(name, size):
+    low, high = (size, size) if isinstance(size, int) else size
+    if not 1 <= low <= high:
+        raise ValueError(
+            f"Size `{name}` must be a number of at least 1 or a range of "
+            f"them, the smaller first. Received: {size}"
+        )
+    return low, high
+
+
+# --- pipelines ---------------------------------------------------------------
+
+
+def batches(task, batch_size, bands=1, favour_long=False, seed=0, first_step=0):
+    """Endless batches of a task.
+
+    The range of each size is cut into `bands` parts. A batch has sizes from
+    one part, drawn at random, and is padded to the longest that may hold, so
+    that short sequences cost less and there are few shapes to compile for.
+    Every size is drawn equally often, or with `favour_long` every part: the
+    parts are then the narrower the longer, as what only the longest sequences
+    teach would otherwise be seen too seldom.
+    """
+    edges = {
+        name: band_edges(low, high, bands, favour_long)
+        for name, (low, high) in task.sizes.items()
+    }
+    spec_shape = (batch_size, None, task.inputs)
 
     def make(step):
         seeds = _seeds(seed, step)
-        bucket = tf.random.stateless_uniform(
-            (), seeds[_BUCKETS], 0, buckets, dtype=tf.int32
-        )
-        low, high = edges[bucket] + 1, edges[bucket + 1]
-        inputs, targets, weights = copy_batch(
-            batch_size, low, high, width, seeds
-        )
+        ranges = {
+            name: _draw_band(edge, favour_long, index, seeds[_BANDS])
+            for index, (name, edge) in enumerate(edges.items())
+        }
+        inputs, targets, weights = draw_batch(task, batch_size, ranges, seeds)
         return tf.ensure_shape(inputs, spec_shape), targets, weights
 
     steps = tf.data.Dataset.range(first_step, np.iinfo("int64").max)
     return steps.map(make, num_parallel_calls=1).prefetch(4)
 
 
-def _bucket_edges(min_length, max_length, buckets):
-    """Largest length of each range, after the one below the smallest."""
-    share = np.sqrt(np.linspace(0.0, 1.0, buckets + 1))
-    edges = min_length - 1 + share * (max_length - min_length + 1)
+def one_batch(task, batch_size, seed=0, step=0):
+    """A batch with sizes from the whole ranges of the task."""
+    ranges = {
+        name: (tf.constant(low), tf.constant(high))
+        for name, (low, high) in task.sizes.items()
+    }
+    return draw_batch(task, batch_size, ranges, _seeds(seed, step))
+
+
+def band_edges(low, high, bands, favour_long=False):
+    """Largest value of each part of a range, after the one below the least."""
+    share = np.linspace(0.0, 1.0, min(bands, high - low + 1) + 1)
+    if favour_long:
+        share = np.sqrt(share)
+    edges = low - 1 + share * (high - low + 1)
     return np.unique(edges.round().astype("int32"))
 
 
-def fixed_length_batch(batch_size, length, width=8, seed=0):
-    """One batch of the copy task with sequences of one length."""
-    low = high = tf.constant(length)
-    return copy_batch(batch_size, low, high, width, _seeds(seed, length))
+def _draw_band(edges, favour_long, index, seed):
+    """The least and largest value of a part."""
+    seed = seed + tf.constant([index * _STREAMS, 0], tf.int64)
+    if favour_long:
+        band = tf.random.stateless_uniform(
+            (), seed, 0, len(edges) - 1, dtype=tf.int32
+        )
+    else:
+        value = tf.random.stateless_uniform(
+            (), seed, edges[0] + 1, edges[-1] + 1, dtype=tf.int32
+        )
+        band = tf.searchsorted(tf.constant(edges), value[None])[0] - 1
+    edges = tf.constant(edges)
+    return edges[band] + 1, edges[band + 1]
 
 
 def _seeds(seed, step):
-    """Seeds of the three streams of one step."""
+    """Seeds of the streams of one step."""
     step = tf.cast(step, tf.int64)
     return [
-        tf.stack([tf.constant(seed * 3 + stream, tf.int64), step])
-        for stream in (_LENGTHS, _BITS, _BUCKETS)
+        tf.stack([tf.constant(seed * _STREAMS + stream, tf.int64), step])
+        for stream in range(_STREAMS)
     ]
 
 
-def copy_batch(batch_size, low, high, width, seeds):
-    """Sequences of `low` to `high` vectors, padded for `high`."""
-    length = tf.random.stateless_uniform(
-        (batch_size, 1), seeds[_LENGTHS], low, high + 1, dtype=tf.int32
-    )
-    bits = tf.random.stateless_uniform(
-        (batch_size, high, width), seeds[_BITS], 0, 2, dtype=tf.int32
-    )
-    bits = tf.cast(bits, tf.float32)
-    time = tf.range(2 * high + 2)[None]  # (1, time)
+def draw_batch(task, batch_size, ranges, seeds):
+    """Sequences with sizes from `ranges`, padded for the largest."""
+    sizes = {}
+    for index, (name, (low, high)) in enumerate(ranges.items()):
+        # The step is far below: sizes do not share a seed with other steps.
+        seed = seeds[_SIZES] + tf.constant([0, index << 40], tf.int64)
+        sizes[name] = tf.random.stateless_uniform(
+            (batch_size, 1), seed, low, high + 1, dtype=tf.int32
+        )
+    longest = {name: high for name, (_, high) in ranges.items()}
+    return lay_out(*task.draw(sizes, longest, seeds[_BITS]))
 
-    def bits_from(start):
-        """The bits moved to begin at `start`, and where they are."""
-        index = time - start
-        there = (index >= 0) & (index < length)
-        index = tf.where(there, index, 0)
-        there = tf.cast(there, tf.float32)
-        return tf.gather(bits, index, batch_dims=1) * there[..., None], there
 
-    given, _ = bits_from(tf.ones_like(length))
-    targets, answer = bits_from(length + 2)
-    flags = tf.stack(
-        [tf.broadcast_to(time == 0, tf.shape(answer)), time == length + 1], -1
-    )
-    inputs = tf.concat([given, tf.cast(flags, tf.float32)], axis=-1)
-    steps = tf.cast(2 * high + 2, tf.float32)
-    weights = answer * steps / tf.cast(length, tf.float32)
+def lay_out(given, given_length, answer, answer_length):
+    """Put the answer behind what is given, and weigh it."""
+    steps = tf.shape(given)[1] + tf.shape(answer)[1]
+    time = tf.range(steps)[None]  # (1, time)
+    inputs = tf.pad(given, [[0, 0], [0, tf.shape(answer)[1]], [0, 0]])
+    targets, there = _take(answer, time - given_length, answer_length)
+    steps = tf.cast(steps, tf.float32)
+    weights = there * steps / tf.cast(answer_length, tf.float32)
     return inputs, targets, weights
+
+
+def _take(rows, index, length):
+    """`rows[index]` of each sequence, and where that is a row of it."""
+    there = (index >= 0) & (index < length)
+    taken = tf.gather(rows, tf.where(there, index, 0), batch_dims=1)
+    there = tf.cast(there, tf.float32)
+    return taken * there[..., None], there
+
+
+def _random_bits(shape, seed):
+    bits = tf.random.stateless_uniform(shape, seed, 0, 2, dtype=tf.int32)
+    return tf.cast(bits, tf.float32)
+
+
+# --- the tasks ---------------------------------------------------------------
+
+
+def copy(bounds="released", width=None):
+    """Repeat a sequence of bit vectors, shown between two flags."""
+    longest = _choose(bounds, paper=50, released=49)
+    width = width or _choose(bounds, paper=6, released=8)
+
+    def draw(sizes, longest, seed):
+        length = sizes["length"]
+        shape = (tf.shape(length)[0], longest["length"], width)
+        return copy_rows(_random_bits(shape, seed), length)
+
+    return Task("copy", width + 2, width, {"length": (1, longest)}, draw)
+
+
+def copy_rows(bits, length):
+    given = _between_flags(bits, length, tf.ones_like(length, tf.float32))
+    return given, length + 2, bits, length
+
+
+def _between_flags(bits, length, last):
+    """A start flag, the bits, and `last` on a channel of its own."""
+    time = tf.range(tf.shape(bits)[1] + 2)[None]
+    rows, _ = _take(bits, time - 1, length)
+    start = tf.cast(tf.broadcast_to(time == 0, tf.shape(rows)[:2]), tf.float32)
+    end = tf.cast(time == length + 1, tf.float32) * last
+    return tf.concat([rows, start[..., None], end[..., None]], axis=-1)
+
+
+def repeat_copy(bounds="released", width=8):
+    """Repeat a sequence as often as a number says, then an end marker."""
+    most = _choose(bounds, paper=10, released=9)
+
+    def draw(sizes, longest, seed):
+        length = sizes["length"]
+        shape = (tf.shape(length)[0], longest["length"], width)
+        return repeat_copy_rows(
+            _random_bits(shape, seed), length, sizes["repeats"], longest
+        )
+
+    ranges = {"length": (1, most), "repeats": (1, most)}
+    return Task("repeat-copy", width + 2, width + 1, ranges, draw)
+
+
+# How the authors scale the number of repeats: by the deviation of 1 to 10,
+# around what is not quite their mean.
+_REPEATS_MEAN, _REPEATS_DEVIATION = 4.5, math.sqrt(8.25)
+
+
+def repeat_copy_rows(bits, length, repeats, longest):
+    number = tf.cast(repeats, tf.float32)
+    number = (number - _REPEATS_MEAN) / _REPEATS_DEVIATION
+    given = _between_flags(bits, length, number)
+    steps = length * repeats
+    time = tf.range(longest["length"] * longest["repeats"] + 1)[None]
+    rows = tf.gather(bits, time % length, batch_dims=1)
+    rows *= tf.cast(time < steps, tf.float32)[..., None]
+    marker = tf.cast(time == steps, tf.float32)[..., None]
+    answer = tf.concat([rows, marker], axis=-1)
+    return given, length + 2, answer, steps + 1
+
+
+ITEM_LENGTH = 3
+
+
+def associative_recall(bounds="released", width=6):
+    """Shown items and one of them again, tell the item that followed it."""
+    most = _choose(bounds, paper=6, released=5)
+
+    def draw(sizes, longest, seed):
+        count = sizes["items"]
+        shape = (tf.shape(count)[0], longest["items"], ITEM_LENGTH, width)
+        # Any but the last, which nothing follows.
+        asked = tf.random.stateless_uniform(
+            tf.shape(count), seed + tf.constant([0, 1 << 40], tf.int64)
+        )
+        asked = tf.cast(asked * tf.cast(count - 1, tf.float32), tf.int32)
+        return recall_rows(_random_bits(shape, seed), count, asked)
+
+    return Task("recall", width + 2, width, {"items": (2, most)}, draw)
+
+
+def recall_rows(items, count, asked):
+    """`items` is `(batch, items, 3, width)`; `count`, `asked` `(batch, 1)`."""
+    batch, most, _, width = tf.unstack(tf.shape(items))
+    block = ITEM_LENGTH + 1
+    shown = tf.reshape(
+        tf.pad(items, [[0, 0], [0, 0], [1, 0], [0, 0]]),
+        (batch, most * block, width),
+    )
+    query = tf.gather(items, asked[:, 0], batch_dims=1)
+    time = tf.range((most + 1) * block + 1)[None]
+    end = count * block  # of the items
+    rows = (
+        _take(shown, time, end)[0] + _take(query, time - end - 1, block - 1)[0]
+    )
+    delimiter = (time < end) & (time % block == 0)
+    query_delimiter = (time == end) | (time == end + block)
+    flags = tf.cast(tf.stack([delimiter, query_delimiter], -1), tf.float32)
+    answer = tf.gather(items, asked[:, 0] + 1, batch_dims=1)
+    answer_length = tf.fill(tf.shape(count), ITEM_LENGTH)
+    return tf.concat([rows, flags], -1), end + block + 1, answer, answer_length
+
+
+def priority_sort(bounds="released", width=8, columnwise=False):
+    """The vectors of highest priority, in falling order of it.
+
+    Of 40 vectors 30 are asked for, of other numbers as large a share.
+    `columnwise` is what the authors' code does and the paper's figures come
+    from: every bit column is sorted for itself, whatever the priorities.
+    """
+
+    def draw(sizes, longest, seed):
+        count = sizes["items"]
+        shape = (tf.shape(count)[0], longest["items"], width)
+        priority = tf.random.stateless_uniform(
+            shape[:2], seed + tf.constant([0, 1 << 40], tf.int64), -1.0, 1.0
+        )
+        bits = _random_bits(shape, seed)
+        return sort_rows(bits, priority, count, columnwise)
+
+    _choose(bounds, None, None)
+    name = "sort-columnwise" if columnwise else "sort"
+    return Task(name, width + 1, width, {"items": (40, 40)}, draw)
+
+
+def sort_rows(bits, priority, count, columnwise=False):
+    here = tf.cast(tf.range(tf.shape(bits)[1])[None] < count, tf.float32)
+    bits, priority = bits * here[..., None], priority * here
+    given = tf.concat([bits, priority[..., None]], axis=-1)
+    if columnwise:
+        answer = tf.sort(bits, axis=1, direction="DESCENDING")
+    else:
+        # What is only padding comes last.
+        order = tf.argsort(
+            tf.where(here > 0, priority, -2.0), 1, "DESCENDING", stable=True
+        )
+        answer = tf.gather(bits, order, batch_dims=1)
+    return given, count, answer, (3 * count + 3) // 4
+
+
+def _choose(bounds, paper, released):
+    """Sizes as the paper states them, or as its released code has them."""
+    if bounds not in ("paper", "released"):
+        raise ValueError(
+            "Argument `bounds` must be 'paper' or 'released'. Received: "
+            f"{bounds!r}"
+        )
+    return paper if bounds == "paper" else released
+
+
+TASKS = {
+    "copy": copy,
+    "repeat-copy": repeat_copy,
+    "recall": associative_recall,
+    "sort": priority_sort,
+    "sort-columnwise": lambda bounds: priority_sort(bounds, columnwise=True),
+}
