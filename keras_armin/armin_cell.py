@@ -1,6 +1,5 @@
 """The cell of ARMIN: its arguments, weights and noise."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,28 +14,11 @@ from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
 from keras_armin.blocks import BlockInitializer
 from keras_armin.cell import MemoryCell
+from keras_armin.cell import arguments_of
 from keras_armin.keras_private import in_own_precision
 from keras_armin.noise import StepNoise
 
 ADDRESSING = ("hard", "relaxed", "soft")
-
-_ACTIVATIONS = (
-    "activation",
-    "recurrent_activation",
-    "state_activation",
-    "output_activation",
-)
-_INITIALIZERS = (
-    "kernel_initializer",
-    "recurrent_initializer",
-    "bias_initializer",
-)
-_REGULARIZERS = (
-    "kernel_regularizer",
-    "recurrent_regularizer",
-    "bias_regularizer",
-)
-_CONSTRAINTS = ("kernel_constraint", "recurrent_constraint", "bias_constraint")
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -188,6 +170,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         seed: int | None = None,
         **kwargs,
     ):
+        given = locals()
         super().__init__(
             dropout=dropout,
             recurrent_dropout=recurrent_dropout,
@@ -210,10 +193,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
             )
         self.initial_temperature = checks.positive("temperature", temperature)
-        self.activation = keras.activations.get(activation)
-        self.recurrent_activation = keras.activations.get(recurrent_activation)
-        self.state_activation = keras.activations.get(state_activation)
-        self.output_activation = keras.activations.get(output_activation)
+        self.keep_keras_objects(given)
         self.use_bias = checks.flag("use_bias", use_bias)
         self.unit_forget_bias = checks.flag(
             "unit_forget_bias", unit_forget_bias
@@ -228,19 +208,6 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "content_addressing", content_addressing
         )
         self.output_read = checks.flag("output_read", output_read)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.recurrent_initializer = keras.initializers.get(
-            recurrent_initializer
-        )
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.recurrent_regularizer = keras.regularizers.get(
-            recurrent_regularizer
-        )
-        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
-        self.recurrent_constraint = keras.constraints.get(recurrent_constraint)
-        self.bias_constraint = keras.constraints.get(bias_constraint)
         self.output_size = self.units + self.memory_dim * self.output_read
         self.state_size = [
             self.output_size,
@@ -265,14 +232,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return [self.units] * 4 + [self.memory_dim] * self.output_read
 
     def build(self, input_shape):
-        checks.shape(
-            "inputs",
-            input_shape,
-            (None, self.input_dim),
-            self.name,
-            "(batch, features)",
-        )
-        self.input_dim = input_shape[-1]
+        self.keep_input_shape(input_shape)
         self._build_kernels()
         self._build_write_map()
         if self.layer_norm:
@@ -374,12 +334,9 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
     @in_own_precision
     def get_initial_state(self, batch_size: Any = None) -> list:
-        def start(size):
-            return ops.zeros((batch_size, size), dtype=self.compute_dtype)
-
-        states = ARMINState(*[start(size) for size in self.state_size])
+        zeros = super().get_initial_state(batch_size)
         if not self.learn_initial_state:
-            return list(states)
+            return zeros
         if not self.built:
             raise ValueError(
                 f"Cell '{self.name}' learns its initial state and so has to "
@@ -387,6 +344,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
             )
         h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
         rows = ops.cast(self.initial_memory, self.compute_dtype)
+        states = ARMINState(*zeros)
         return list(
             states._replace(
                 h=states.h + h, memory=states.memory + ops.reshape(rows, (-1,))
@@ -420,23 +378,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return self.units + self.memory_dim
 
     def get_config(self):
-        config = super().get_config()
-        kinds = (
-            (_ACTIVATIONS, keras.activations),
-            (_INITIALIZERS, keras.initializers),
-            (_REGULARIZERS, keras.regularizers),
-            (_CONSTRAINTS, keras.constraints),
-        )
-        for name in cell_arguments():
-            config[name] = getattr(self, name)
-        for names, module in kinds:
-            for name in names:
-                config[name] = module.serialize(getattr(self, name))
+        config = {**super().get_config(), **self.config_of(cell_arguments())}
         config["temperature"] = self.initial_temperature
         return config
 
 
 def cell_arguments():
     """Names of the cell's own arguments, in order."""
-    parameters = inspect.signature(ARMINCell.__init__).parameters
-    return [name for name in parameters if name not in ("self", "kwargs")]
+    return arguments_of(ARMINCell)

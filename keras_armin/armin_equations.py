@@ -74,7 +74,7 @@ class ARMINEquations:
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(batch, features)` alone."""
         inputs = times(inputs, sequence_noise.inputs)
-        columns = _affine(inputs, weights["kernel"], weights.get("bias"))
+        columns = affine(inputs, weights["kernel"], weights.get("bias"))
         columns = ops.split(columns, self._column_ends, axis=-1)
         return {
             **dict(zip(PROJECTED, columns)),
@@ -93,7 +93,7 @@ class ARMINEquations:
         if "bias" in weights:
             biases = ops.split(weights["bias"], self._column_ends, axis=-1)
         columns = {
-            name: _affine(inputs, kernel, bias)
+            name: affine(inputs, kernel, bias)
             for name, kernel, bias in zip(PROJECTED, kernels, biases)
         }
         return {**columns, **self._project_further(weights, inputs)}
@@ -245,7 +245,7 @@ class ARMINEquations:
             )
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
-        h = self._zoneout(c, h_tm1, noise.zoneout, training)
+        h = zone_out(self.zoneout, c, h_tm1, noise.zoneout, training)
         value = self._written_value(weights, projected, h)
 
         if live is not None:
@@ -346,7 +346,7 @@ class ARMINEquations:
     def output_gates(self, weights, inputs, gated, sequence_noise):
         """o^h and o^r of Eq. 6, from the weights of the output alone."""
         inputs = times(inputs, sequence_noise.inputs)
-        x = _affine(inputs, weights["kernel"], weights.get("bias"))
+        x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
     def state_gates(self, weights, gates, in_place):
@@ -390,18 +390,11 @@ class ARMINEquations:
             )
         return self.recurrent_activation(gates) * self.output_activation(shown)
 
-    def _zoneout(self, new, old, keep_old, training):
-        if not self.zoneout:
-            return new
-        if training:
-            return ops.where(keep_old, old, new)
-        return self.zoneout * old + (1 - self.zoneout) * new
-
     def _written_value(self, weights, projected, h):
         if not self.has_write_kernel:
             return h
         rows = weights["write_kernel"][-self.units :]
-        value = _affine(h, rows, weights.get("write_bias"))
+        value = affine(h, rows, weights.get("write_bias"))
         return value + projected["write"] if self.write_inputs else value
 
     def _write(self, memory, address, count, value, live, record, in_place):
@@ -422,7 +415,7 @@ class ARMINEquations:
         return memory, slot, replaced
 
 
-def _affine(inputs, kernel, bias):
+def affine(inputs, kernel, bias):
     if bias is None:
         return ops.matmul(inputs, kernel)
     return plus_product(bias, inputs, kernel)
@@ -430,3 +423,12 @@ def _affine(inputs, kernel, bias):
 
 def times(x, mask):
     return x if mask is None else x * mask
+
+
+def zone_out(rate, new, old, keep_old, training):
+    """Units keep their old value, at inference in expectation."""
+    if not rate:
+        return new
+    if training:
+        return ops.where(keep_old, old, new)
+    return rate * old + (1 - rate) * new

@@ -1,5 +1,6 @@
 """The base of every memory cell: noise, weights made of blocks, saving."""
 
+import inspect
 from typing import Any
 from typing import NamedTuple
 
@@ -15,20 +16,28 @@ from keras_armin.memory import pointer_to_count
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 
+# How an argument that ends so becomes an object of Keras, and a config.
+_KERAS_MODULES = {
+    "activation": keras.activations,
+    "initializer": keras.initializers,
+    "regularizer": keras.regularizers,
+    "constraint": keras.constraints,
+}
+
 
 class Step(NamedTuple):
     """What one step of a cell gives back."""
 
     states: list  # the output first
-    read: Any  # the slot, (batch,), or weights, (batch, slots)
-    written: Any  # likewise
+    read: Any = None  # the slot, (batch,), or weights, (batch, slots)
+    written: Any = None  # likewise
 
 
 class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
-    """A Keras RNN cell with a memory.
+    """A Keras RNN cell with a memory, or to be compared with one.
 
-    A subclass has the attributes `units`, `memory_slots`, `memory_dim`,
-    `output_size` and `state_size`, and defines
+    A subclass has the attributes `units`, `output_size` and `state_size`, with
+    a memory also `memory_slots` and `memory_dim`, and defines
 
     - `state_names`: names of the states, the output first and one of them
       `pointer`, the number of writes;
@@ -42,6 +51,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
     """
 
     state_names: tuple[str, ...] = ()
+    memory_slots: int = 0
     wide_weights: tuple[str, ...] = ("temperature",)
 
     def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
@@ -58,6 +68,33 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         # Set by a layer that has to know when weights have been loaded.
         self.after_loading = None
         self._prepared = None
+
+    def keep_keras_objects(self, given):
+        """Keep activations, initializers, regularizers and constraints.
+
+        `given` is a dict of arguments, which may hold others too.
+        """
+        for name, value in given.items():
+            module = _keras_module(name)
+            if module is not None:
+                setattr(self, name, module.get(value))
+
+    def keep_input_shape(self, input_shape):
+        checks.shape(
+            "inputs",
+            input_shape,
+            (None, self.input_dim),
+            self.name,
+            "(batch, features)",
+        )
+        self.input_dim = input_shape[-1]
+
+    @in_own_precision
+    def get_initial_state(self, batch_size: Any = None) -> list:
+        return [
+            ops.zeros((batch_size, size), dtype=self.compute_dtype)
+            for size in self.state_size
+        ]
 
     @in_own_precision
     def call(
@@ -188,6 +225,15 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         if self.after_loading is not None:
             self.after_loading()
 
+    def config_of(self, names):
+        """The part of the config that holds the arguments `names`."""
+
+        def serialized(name):
+            value, module = getattr(self, name), _keras_module(name)
+            return value if module is None else module.serialize(value)
+
+        return {name: serialized(name) for name in names}
+
     # --- checks -------------------------------------------------------------
 
     def _check_step(self, inputs, states):
@@ -207,6 +253,16 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             inputs.shape[0],
             self.name,
         )
+
+
+def arguments_of(cls):
+    """Names of a cell's own arguments, in order."""
+    parameters = inspect.signature(cls.__init__).parameters
+    return [name for name in parameters if name not in ("self", "kwargs")]
+
+
+def _keras_module(argument):
+    return _KERAS_MODULES.get(argument.rsplit("_", 1)[-1])
 
 
 def load_by_name(layer, variables, store):

@@ -29,6 +29,7 @@ class StepNoise(NamedTuple):
 
     gumbel: Any = None  # (..., batch, slots)
     zoneout: Any = None  # (..., batch, units), True keeps the old value
+    zoneout_cell: Any = None  # likewise, for the cell state of an LSTM
 
 
 class SequenceNoise(NamedTuple):

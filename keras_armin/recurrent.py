@@ -401,6 +401,8 @@ def run_cell(
 
     `mask` and `reset` have the shape `(time, batch, 1)`.
     """
+    if trace and not cell.memory_slots:
+        raise TypeError(f"Cell '{cell.name}' has no memory to be traced.")
     time, batch = ops.shape(sequences)[:2]
     step_noise, sequence_noise = StepNoise(), SequenceNoise()
     if training:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_armin
+from keras_armin import baselines
 
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -27,10 +28,18 @@ def test_readme_block(number, tmp_path, monkeypatch):
 
 
 def modules():
-    path = keras_armin.__path__
-    for info in pkgutil.iter_modules(path, "keras_armin."):
-        if not info.ispkg:
-            yield info.name
+    for package in (keras_armin, baselines):
+        prefix = f"{package.__name__}."
+        for info in pkgutil.iter_modules(package.__path__, prefix):
+            if not info.ispkg:
+                yield info.name
+
+
+WITH_EXAMPLES = (
+    "keras_armin.armin",
+    "keras_armin.armin_cell",
+    "keras_armin.baselines.lstm",
+)
 
 
 @pytest.mark.parametrize("name", list(modules()))
@@ -40,7 +49,7 @@ def test_docstring_examples(name):
     result = doctest.testmod(module, extraglobs=names)
 
     assert result.failed == 0
-    if name in ("keras_armin.armin", "keras_armin.armin_cell"):
+    if name in WITH_EXAMPLES:
         assert result.attempted > 0
 
 
