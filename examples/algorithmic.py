@@ -1,0 +1,387 @@
+"""The paper's algorithmic tasks: copy, repeat copy, recall and priority sort.
+
+    python examples/algorithmic.py                          a quick look
+    python examples/algorithmic.py --task recall --preset paper
+    python examples/algorithmic.py --task recall --preset best
+    python examples/algorithmic.py --task copy --preset paper --model lstm
+
+A sequence is shown, then an answer is asked for. The paper calls a task solved
+when the loss of a bit stays below 0.01 nats; here that is measured every 200
+updates on held-out sequences, read with argmax addressing. "paper" trains on
+one sequence at a time, "best" is the setting that worked best for a task. What
+came out, and what did not, is in examples/RESULTS.md.
+"""
+
+import argparse
+import math
+import pathlib
+import sys
+
+# Lets the script run from anywhere, without the examples being installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import keras
+import matplotlib
+import numpy as np
+
+import keras_armin
+from examples.support import command_line
+from examples.support import curves
+from examples.support import models
+from examples.support import sequences
+from examples.support import training
+from examples.support.command_types import positive
+from examples.support.metrics import BitsWrong
+
+SOLVED_LOSS = 0.01
+# Of so many validations from the first good one on, so many may be worse.
+SOLVED_WINDOW, SOLVED_EXCEPTIONS = 10, 2
+# Held-out sequences are the same for every seed and every network.
+VALIDATION_SEED, TEST_SEED = 1_000_003, 2_000_003
+VALIDATION_BATCHES, TEST_BATCHES = 8, 32
+
+# The paper's table: updates until solved, or the loss after 100,000.
+PAPER = {
+    "copy": {"armin": 7_600, "lstm": 0.359},
+    "repeat-copy": {"armin": 67_800, "lstm": 0.016},
+    "recall": {"armin": 0.052, "lstm": 0.325},
+    "sort-columnwise": {"armin": 33_400, "lstm": 37_000},
+}
+
+PRESETS = {
+    "quick": "short sequences, a minute or two",
+    "paper": "batches of 1, RMSprop, up to 100,000 updates",
+    "best": "what worked best here",
+}
+RELEASED = {
+    "units": 100,
+    "slots": 50,
+    "memory_dim": 32,
+    "cell": "algorithmic",
+    "addressing": "relaxed",
+    "temperature": 2.0,
+    "final_temperature": 0.3,
+}
+ADAM = {
+    "optimizer": "adam",
+    "learning_rate": 1e-3,
+    "cosine": True,
+    "batch_size": 16,
+}
+QUICK_SIZES = {
+    "copy": ["length=1:10"],
+    "repeat-copy": ["length=1:4", "repeats=1:4"],
+    "recall": ["items=2:3"],
+    "sort": ["items=8"],
+    "sort-columnwise": ["items=8"],
+}
+
+
+def preset_values(arguments):
+    if arguments.preset == "quick":
+        values = {**RELEASED, **ADAM, "updates": 600, "epoch_updates": 50}
+        values.update(sizes=QUICK_SIZES[arguments.task], annealing=400)
+        values.update(slots=20, bands=2)
+    elif arguments.preset == "paper":
+        values = {
+            **RELEASED,
+            "optimizer": "rmsprop",
+            "learning_rate": 1e-4,
+            "batch_size": 1,
+            "updates": 100_000,
+            "epoch_updates": 200,
+            "annealing": 8_000,
+        }
+        if arguments.model == "lstm":
+            values["units"] = 300
+    else:
+        values = {**RELEASED, **ADAM, "updates": 20_000, "epoch_updates": 200}
+        values.update(annealing=8_000, **BEST.get(arguments.task, {}))
+    return values
+
+
+BEST = {
+    "recall": {"addressing": "soft", "content_addressing": True},
+}
+
+
+def parse_arguments(argv):
+    parser = command_line.parser(__doc__, PRESETS)
+    parser.add_argument(
+        "--task", choices=sequences.TASKS, default="copy", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--bounds",
+        choices=("released", "paper"),
+        default="released",
+        help="sizes of the released code, or one larger as in the paper",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="*",
+        default=[],
+        metavar="NAME=LOW:HIGH",
+        help="other sizes, such as length=1:20 repeats=5",
+    )
+    parser.add_argument(
+        "--test-sizes",
+        nargs="*",
+        default=[],
+        metavar="NAME=LOW:HIGH",
+        help="after training, also try these",
+    )
+    parser.add_argument("--updates", type=positive, help="at most")
+    parser.add_argument(
+        "--epoch-updates", type=positive, help="from validation to validation"
+    )
+    parser.add_argument(
+        "--bands",
+        type=positive,
+        default=4,
+        help="parts into which sizes are cut to save padding (%(default)s)",
+    )
+    parser.add_argument("--optimizer", choices=("adam", "rmsprop"))
+    parser.add_argument(
+        "--cosine",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="let the learning rate fall to a twentieth",
+    )
+    parser.add_argument(
+        "--initial-weights",
+        type=pathlib.Path,
+        help="best.weights.h5 of another run to start from",
+    )
+    arguments = command_line.parse(parser, argv, preset_values)
+    if arguments.output is None:
+        name = f"{arguments.task}-{arguments.model}-{arguments.preset}"
+        arguments.output = pathlib.Path("runs", name)
+    return arguments
+
+
+def paper_figure(arguments):
+    """The paper's entry for these settings, None where it has none."""
+    if arguments.preset != "paper" or arguments.sizes:
+        return None
+    return PAPER.get(arguments.task, {}).get(arguments.model)
+
+
+def make_task(arguments, sizes):
+    try:
+        task = sequences.TASKS[arguments.task](bounds=arguments.bounds)
+        return task.with_sizes(**dict(map(_parse_size, sizes)))
+    except ValueError as error:
+        raise training.RunError(f"--sizes: {error}") from None
+
+
+def _parse_size(text):
+    name, _, numbers = text.partition("=")
+    try:
+        low, _, high = numbers.partition(":")
+        return name, (int(low), int(high or low))
+    except ValueError:
+        raise ValueError(
+            f"takes NAME=NUMBER or NAME=LOW:HIGH, not {text!r}"
+        ) from None
+
+
+def build_model(task, arguments):
+    layer = models.build(arguments, return_sequences=True, name="memory")
+    model = keras.Sequential(
+        [
+            keras.Input((None, task.inputs)),
+            layer,
+            keras.layers.Dense(task.outputs, name="logits"),
+        ]
+    )
+    model.compile(
+        make_optimizer(arguments),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        weighted_metrics=[BitsWrong(name="bits_wrong")],
+        jit_compile=training.compiled_by_xla(many_shapes=True),
+    )
+    if arguments.initial_weights:
+        load_weights(model, arguments.initial_weights)
+    return model
+
+
+def load_weights(model, path):
+    try:
+        model.load_weights(path)
+    except (OSError, ValueError) as error:
+        raise training.RunError(f"--initial-weights {path}: {error}") from error
+
+
+def make_optimizer(arguments):
+    rate = arguments.learning_rate
+    if arguments.cosine:
+        rate = keras.optimizers.schedules.CosineDecay(
+            rate, decay_steps=arguments.updates, alpha=0.05
+        )
+    if arguments.optimizer == "adam":
+        return keras.optimizers.Adam(rate, global_clipnorm=1.0)
+    # Epsilon stands under the root here, and beside it in the authors' torch.
+    return keras.optimizers.RMSprop(
+        rate, rho=0.95, momentum=0.9, epsilon=1e-16, clipvalue=10.0
+    )
+
+
+def held_out(task, arguments, seed, count):
+    """Sequences that training does not see, in batches."""
+    bands = arguments.bands
+    return sequences.batches(task, 32, bands=bands, seed=seed).take(count)
+
+
+def solved_at(history, epoch_updates):
+    """The update at which the task was solved, None if it was not."""
+    losses = np.array([logs["val_loss"] for logs in history])
+    for start in range(len(losses) - SOLVED_WINDOW + 1):
+        window = losses[start : start + SOLVED_WINDOW]
+        worse = int((window >= SOLVED_LOSS).sum())
+        if window[0] < SOLVED_LOSS and worse <= SOLVED_EXCEPTIONS:
+            return (start + 1) * epoch_updates
+    return None
+
+
+def discrete(model, task, arguments):
+    """The model with argmax reads, which after soft training is another."""
+    if getattr(arguments, "addressing", None) != "soft":
+        return model
+    twin = build_model(
+        task, argparse.Namespace(**{**vars(arguments), "addressing": "hard"})
+    )
+    twin.set_weights(model.get_weights())
+    return twin
+
+
+def test(model, task, arguments):
+    """Loss of a bit and share of faultless answers on fresh sequences."""
+    losses, right = [], []
+    batches = held_out(task, arguments, TEST_SEED, TEST_BATCHES)
+    for inputs, targets, weights in batches.as_numpy_iterator():
+        logits = model.predict_on_batch(inputs)
+        sign = np.where(targets > 0.5, 1, -1)
+        loss = np.logaddexp(0, -sign * logits).mean(axis=-1) * weights
+        losses.append(loss.mean())
+        wrong = ((logits > 0) != (targets > 0.5)) & (weights > 0)[..., None]
+        right.append(1 - wrong.any(axis=(1, 2)).mean())
+    return float(np.mean(losses)), float(np.mean(right))
+
+
+def show_answer(model, inputs, targets, weights):
+    """Print a target and the network's output side by side, as bits."""
+    answer = weights[0] > 0
+    outputs = model.predict_on_batch(inputs)[0][answer] > 0
+    targets = targets[0][answer] > 0.5
+    print(f"\n{'target':{targets.shape[1]}}   output")
+    for target, output in list(zip(targets, outputs))[:20]:
+        wrong = int((target != output).sum())
+        print(
+            "".join("01"[int(bit)] for bit in target),
+            " ",
+            "".join("01"[int(bit)] for bit in output),
+            f"  {wrong} wrong" if wrong else "",
+        )
+
+
+def draw_memory(model, inputs, weights, title, path):
+    """A picture of what is read and written during one sequence."""
+    trace = keras_armin.trace_memory(model.get_layer("memory"), inputs)
+    ax = keras_armin.plot_memory(trace, title=title)
+    start = int((weights[0] > 0).argmax())
+    ax.axvline(start - 0.5, color="black", linewidth=1, linestyle="--")
+    ax.figure.savefig(path, dpi=100)
+
+
+def main(argv=None):
+    """Returns the result line as a dict."""
+    arguments = parse_arguments(argv)
+    matplotlib.use("Agg")
+    training.seed_everything(arguments.seed, arguments.deterministic)
+    task = make_task(arguments, arguments.sizes)
+    run = training.Run.of(arguments)
+    model = build_model(task, arguments)
+    model.summary()
+
+    def solved(history):
+        return solved_at(history, arguments.epoch_updates) is not None
+
+    out_of_time = command_line.out_of_time(arguments)
+    history = run.train(
+        model,
+        lambda first_step: sequences.batches(
+            task,
+            arguments.batch_size,
+            bands=arguments.bands,
+            seed=arguments.seed,
+            first_step=first_step,
+        ),
+        epochs=math.ceil(arguments.updates / arguments.epoch_updates),
+        steps_per_epoch=arguments.epoch_updates,
+        validation_data=held_out(
+            task, arguments, VALIDATION_SEED, VALIDATION_BATCHES
+        ),
+        monitor="val_loss",
+        stop_when=lambda history: solved(history) or out_of_time(history),
+    )
+    run.restore_best(model)
+    reader = discrete(model, task, arguments)
+    loss, right = test(reader, task, arguments)
+    show(reader, task, arguments, run)
+    result = {
+        "task": arguments.task,
+        "sizes": task.sizes,
+        "model": arguments.model,
+        "preset": arguments.preset,
+        "parameters": training.parameters(model),
+        "solved_at": solved_at(history, arguments.epoch_updates),
+        "paper": paper_figure(arguments),
+        "updates": run.epoch * arguments.epoch_updates,
+        "best_validation_loss": round(run.best("val_loss")["val_loss"], 5),
+        "last_validation_losses": round(
+            float(np.mean([logs["val_loss"] for logs in history[-10:]])), 5
+        ),
+        "test_loss": round(loss, 5),
+        "test_right": round(right, 4),
+        **other_sizes(reader, arguments),
+        "seconds": round(run.seconds),
+        "backend": keras.backend.backend(),
+        "seed": arguments.seed,
+    }
+    run.finish(result)
+    return result
+
+
+def other_sizes(model, arguments):
+    """Test results at `--test-sizes`, one after the other."""
+    found = {}
+    for size in arguments.test_sizes:
+        task = make_task(arguments, [*arguments.sizes, size])
+        loss, right = test(model, task, arguments)
+        found[size] = {"loss": round(loss, 5), "right": round(right, 4)}
+    return {"other_sizes": found} if found else {}
+
+
+def show(model, task, arguments, run):
+    """An answer in bits, the memory at work, the learning curve."""
+    batch = sequences.one_batch(task, 1, TEST_SEED)
+    inputs, targets, weights = (array.numpy() for array in batch)
+    show_answer(model, inputs, targets, weights)
+    if arguments.model == "armin":
+        title = f"{arguments.task}, answer from the dashed line"
+        path = run.folder / "memory.png"
+        draw_memory(model, inputs, weights, title, path)
+    curves.save_panels(
+        {arguments.task: {arguments.model: [run.history]}},
+        "val_loss",
+        run.folder / "curve.png",
+        x="updates",
+        updates_per_epoch=arguments.epoch_updates,
+        log_scale=True,
+        target=SOLVED_LOSS,
+    )
+
+
+if __name__ == "__main__":
+    with training.explained_errors():
+        main()

@@ -1,0 +1,143 @@
+"""The networks that the example scripts train, by name.
+
+A network is a function from the options of a command line, those that
+`add_options` adds, and from arguments of the layer to a layer. It takes the
+options it knows and leaves the others.
+"""
+
+import argparse
+
+import keras
+
+from examples.support.command_types import at_least_zero
+from examples.support.command_types import positive
+from examples.support.command_types import rate
+from keras_armin import ARMIN
+from keras_armin.baselines import LayerNormLSTM
+
+# How the equations differ between the paper and the authors' released code,
+# which bounds the state by tanh, and outputs it and what it read as they are.
+_RELEASED = {
+    "state_activation": "tanh",
+    "output_activation": None,
+    "learn_initial_state": True,
+}
+CELLS = {
+    "paper": {},
+    "bounded": {"state_activation": "tanh", "output_activation": None},
+    "algorithmic": {**_RELEASED, "write_inputs": True},
+    "pixels": _RELEASED,
+}
+
+
+def armin(options, **layer_arguments):
+    return ARMIN(
+        options.units,
+        memory_slots=options.slots,
+        memory_dim=options.memory_dim,
+        addressing=options.addressing,
+        temperature=_temperature(options),
+        content_addressing=options.content_addressing,
+        layer_norm=options.layer_norm,
+        zoneout=options.zoneout,
+        seed=options.seed,
+        **CELLS[options.cell],
+        **layer_arguments,
+    )
+
+
+def lstm(options, **layer_arguments):
+    return keras.layers.LSTM(
+        options.units, seed=options.seed, **layer_arguments
+    )
+
+
+def layer_norm_lstm(options, **layer_arguments):
+    return LayerNormLSTM(
+        options.units,
+        layer_norm=options.layer_norm,
+        zoneout_cell=options.zoneout,
+        zoneout_hidden=options.zoneout_hidden,
+        seed=options.seed,
+        **layer_arguments,
+    )
+
+
+NETWORKS = {"armin": armin, "lstm": lstm, "ln-lstm": layer_norm_lstm}
+
+
+def build(options, **layer_arguments):
+    """The layer that `--model` and the other options ask for."""
+    return NETWORKS[options.model](options, **layer_arguments)
+
+
+def _temperature(options):
+    """A straight line to the final temperature, then level."""
+    if not options.annealing:
+        return options.temperature
+    return keras.optimizers.schedules.PolynomialDecay(
+        options.temperature,
+        decay_steps=options.annealing,
+        end_learning_rate=options.final_temperature,
+    )
+
+
+def add_options(parser):
+    """Options of the networks, for an `argparse` parser."""
+    network = parser.add_argument_group("network")
+    network.add_argument("--units", type=positive, help="hidden units")
+    network.add_argument("--slots", type=positive, help="memory slots")
+    network.add_argument(
+        "--memory-dim", type=positive, help="width of a slot, if not --units"
+    )
+    network.add_argument(
+        "--layer-norm",
+        action=argparse.BooleanOptionalAction,
+        help="layer normalisation",
+    )
+    network.add_argument(
+        "--zoneout", type=rate, help="share of the state that is kept"
+    )
+    network.add_argument(
+        "--zoneout-hidden", type=rate, help="ln-lstm: the same for its output"
+    )
+    network.add_argument(
+        "--cell",
+        choices=CELLS,
+        help="armin: the equations of the paper, those with a bounded state, "
+        "or those of the released code for algorithmic tasks or pixels",
+    )
+    network.add_argument(
+        "--addressing",
+        choices=("hard", "relaxed", "soft"),
+        help="armin: how it reads while training",
+    )
+    network.add_argument(
+        "--content-addressing",
+        action=argparse.BooleanOptionalAction,
+        help="armin: match what the slots hold, beyond the paper",
+    )
+    network.add_argument(
+        "--temperature", type=float, help="armin: of its reads, at the start"
+    )
+    network.add_argument(
+        "--final-temperature", type=float, help="armin: at the end"
+    )
+    network.add_argument(
+        "--annealing",
+        type=at_least_zero,
+        help="armin: updates from the one to the other; 0 stays at the first",
+    )
+    network.set_defaults(
+        units=100,
+        slots=20,
+        layer_norm=False,
+        zoneout=0.0,
+        zoneout_hidden=0.0,
+        cell="paper",
+        addressing="hard",
+        content_addressing=False,
+        temperature=1.0,
+        final_temperature=0.3,
+        annealing=0,
+    )

@@ -1,0 +1,368 @@
+"""Training that survives a kill: logs, best weights, a file to resume from.
+
+A run lives in a folder:
+
+    settings.json       the command line it was started with
+    resume.npz          all it takes to go on, written after each epoch
+    best.weights.h5     the weights with the best validation so far
+    log.csv             a row per epoch
+    tensorboard/        the same for TensorBoard
+    result.json         what came out; there once the run is complete
+
+An epoch is a number of updates after which the run is validated and saved.
+What was done since the last save is lost in a kill and done again by a
+resume, to the same numbers: data is a function of seed and step, and the
+resume file holds every variable, seeds and carried states included.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import zipfile
+
+import keras
+import numpy as np
+
+from examples.support import command_line
+
+RESUME_FILE = "resume.npz"
+BEST_WEIGHTS = "best.weights.h5"
+
+
+class RunError(Exception):
+    """Something the user can put right; the message says how."""
+
+
+class Run:
+    """A run in its folder.
+
+    Args:
+        folder: Where its files are kept.
+        settings: dict of what determines the numbers, to be compared on a
+            resume. Values must survive JSON.
+        resume: bool. Go on with the run in `folder`.
+        overwrite: bool. Start anew even if `folder` holds an unfinished run.
+    """
+
+    def __init__(self, folder, settings, resume=False, overwrite=False):
+        self.folder = pathlib.Path(folder)
+        self.history = []
+        self._settings = json.loads(json.dumps(settings, default=str))
+        self._saved = None
+        if resume:
+            self._open()
+        else:
+            self._start(overwrite)
+
+    @classmethod
+    def of(cls, arguments):
+        """The run that a parsed command line asks for."""
+        return cls(
+            arguments.output,
+            command_line.settings(arguments),
+            resume=arguments.resume,
+            overwrite=arguments.overwrite,
+        )
+
+    def _start(self, overwrite):
+        unfinished = (self.folder / RESUME_FILE).exists() and not (
+            self.folder / "result.json"
+        ).exists()
+        if unfinished and not overwrite:
+            raise RunError(
+                f"{self.folder} holds an unfinished run. Go on with it by "
+                "--resume, start anew by --overwrite, or choose another "
+                "folder by --output."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (RESUME_FILE, BEST_WEIGHTS, "log.csv", "result.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        for old in (self.folder / "tensorboard").rglob("events.*"):
+            old.unlink()
+        _write(self.folder / "settings.json", json.dumps(self._settings))
+
+    def _open(self):
+        settings = self._read_settings()
+        changed = [
+            f"{name}: {settings.get(name)!r} then, {value!r} now"
+            for name, value in self._settings.items()
+            if settings.get(name) != value
+        ]
+        if changed:
+            raise RunError(
+                f"--resume needs the settings {self.folder} was started "
+                f"with. Different: {'; '.join(changed)}"
+            )
+        path = self.folder / RESUME_FILE
+        if path.exists():
+            self._saved = _read_resume_file(path)
+            self.history = self._saved.pop("history")
+            self._rewrite_log()
+        else:
+            # Killed before its first save: the beginning is as good.
+            self._start(overwrite=True)
+
+    def _read_settings(self):
+        path = self.folder / "settings.json"
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            raise RunError(
+                f"--resume: there is no run in {self.folder}"
+            ) from None
+        except ValueError as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+
+    @property
+    def epoch(self):
+        """Number of complete epochs."""
+        return len(self.history)
+
+    @property
+    def seconds(self):
+        """Time spent in them."""
+        return self.history[-1]["seconds"] if self.history else 0.0
+
+    def best(self, monitor, mode="min"):
+        """The best epoch's logs so far, None before the first."""
+        choose = min if mode == "min" else max
+        return choose(
+            self.history, key=lambda logs: logs[monitor], default=None
+        )
+
+    def train(
+        self,
+        model,
+        data,
+        *,
+        epochs,
+        steps_per_epoch,
+        validation_data,
+        monitor,
+        mode="min",
+        stop_when=lambda history: False,
+        callbacks=(),
+    ):
+        """`model.fit`, from wherever the run has got to.
+
+        Args:
+            model: Compiled and built.
+            data: Function from the number of an update to the dataset that
+                begins with it.
+            monitor, mode: The metric that says which weights are the best,
+                and whether that is its `"min"` or `"max"`.
+            stop_when: Function from the logs of all epochs to whether that
+                is enough.
+            callbacks: More of them, called before anything is saved.
+
+        Returns:
+            The logs of all epochs, those before a resume included.
+        """
+        if self._saved is not None:
+            _assign_variables(model, self._saved)
+            self._saved = None
+        if self.epoch >= epochs or (self.history and stop_when(self.history)):
+            return self.history
+        best = self.best(monitor, mode)
+        model.fit(
+            data(self.epoch * steps_per_epoch),
+            initial_epoch=self.epoch,
+            epochs=epochs,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=validation_data,
+            shuffle=False,
+            verbose=1 if sys.stdout.isatty() else 2,
+            callbacks=[
+                _StopWhenAsked(),
+                *callbacks,
+                _Clock(self.seconds),
+                keras.callbacks.ModelCheckpoint(
+                    str(self.folder / BEST_WEIGHTS),
+                    monitor=monitor,
+                    mode=mode,
+                    save_best_only=True,
+                    save_weights_only=True,
+                    initial_value_threshold=best and best[monitor],
+                ),
+                keras.callbacks.CSVLogger(
+                    str(self.folder / "log.csv"), append=True
+                ),
+                keras.callbacks.TensorBoard(
+                    str(self.folder / "tensorboard"), write_graph=False
+                ),
+                # Last: a kill before it repeats the whole epoch.
+                _Save(self, stop_when),
+            ],
+        )
+        return self.history
+
+    def restore_best(self, model):
+        path = self.folder / BEST_WEIGHTS
+        if path.exists():  # no epoch may have had a comparable loss
+            model.load_weights(path)
+
+    def finish(self, result):
+        """Print the result as one line of JSON, and keep it."""
+        line = json.dumps(result)
+        _write(self.folder / "result.json", line)
+        print(f"\nlogs, weights and pictures are in {self.folder}")
+        print(line)
+
+    def save(self, model, logs):
+        self.history.append(logs)
+        arrays = {
+            f"variable_{i}": keras.ops.convert_to_numpy(variable.value)
+            for i, variable in enumerate(_variables(model))
+        }
+        path = self.folder / RESUME_FILE
+        partial = path.with_suffix(".partial.npz")
+        np.savez(partial, history=json.dumps(self.history), **arrays)
+        os.replace(partial, path)  # a kill leaves the old file or the new
+
+    def _rewrite_log(self):
+        """The log without what came after the save."""
+        path = self.folder / "log.csv"
+        if not path.exists():
+            return
+        with path.open(newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows[: self.epoch]])
+
+
+class _Clock(keras.callbacks.Callback):
+    """Adds the seconds since the start of the run to the logs."""
+
+    def __init__(self, seconds_before):
+        super().__init__()
+        self.started = time.monotonic() - seconds_before
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["seconds"] = round(time.monotonic() - self.started, 3)
+
+
+class _Save(keras.callbacks.Callback):
+    def __init__(self, run, stop_when):
+        super().__init__()
+        self.run, self.stop_when = run, stop_when
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = {name: float(value) for name, value in logs.items()}
+        self.run.save(self.model, {"epoch": epoch, **logs})
+        if self.stop_when(self.run.history):
+            self.model.stop_training = True
+
+
+def _variables(model):
+    """All of them: weights, carried states, seeds, and the optimiser's."""
+    return [*model.variables, *model.optimizer.variables]
+
+
+def _assign_variables(model, saved):
+    variables = _variables(model)
+    shapes = [tuple(saved[f"variable_{i}"].shape) for i in range(len(saved))]
+    expected = [tuple(variable.shape) for variable in variables]
+    if shapes != expected:
+        raise RunError(
+            f"{RESUME_FILE} does not fit this model: it holds {len(shapes)} "
+            f"arrays of shapes {shapes}, the model has {expected}. Was it "
+            "written by another version of this script?"
+        )
+    for i, variable in enumerate(variables):
+        variable.assign(saved[f"variable_{i}"])
+
+
+def _read_resume_file(path):
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        arrays["history"] = json.loads(str(arrays["history"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RunError(
+            f"{path} is damaged ({error}). Start anew by --overwrite."
+        ) from error
+    return arrays
+
+
+def _write(path, text):
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n")
+    os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def explained_errors():
+    """Ends a script without a traceback where the user knows what to do.
+
+    Ctrl-C, and a terminate signal as batch systems send it, leave the run as
+    it was saved last.
+    """
+    before = {
+        number: signal.signal(number, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    except RunError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print(
+            "\nstopped; the same command with --resume goes on from the last "
+            "complete epoch",
+            file=sys.stderr,
+        )
+        sys.exit(130)
+    finally:
+        _stop_asked.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_stop_asked = threading.Event()
+
+
+def _interrupt(*_):
+    _stop_asked.set()
+    raise KeyboardInterrupt
+
+
+class _StopWhenAsked(keras.callbacks.Callback):
+    """Interrupts once more: what the handler raises can be lost.
+
+    It may come up in code that some library has called and that may not
+    fail, such as a clean-up.
+    """
+
+    def on_train_batch_end(self, batch, logs=None):
+        if _stop_asked.is_set():
+            raise KeyboardInterrupt
+
+
+def parameters(model):
+    """Number of trainable parameters."""
+    return int(sum(np.prod(w.shape) for w in model.trainable_weights))
+
+
+def compiled_by_xla(many_shapes):
+    """What to hand to `model.compile(jit_compile=...)`.
+
+    XLA takes seconds for each new shape; TensorFlow can do without it.
+    """
+    if many_shapes and keras.backend.backend() == "tensorflow":
+        return False
+    return "auto"
+
+
+def seed_everything(seed, deterministic=False):
+    keras.utils.set_random_seed(seed)
+    if deterministic and keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.experimental.enable_op_determinism()

@@ -1,0 +1,141 @@
+"""The script for the algorithmic tasks, in its quickest form."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip(
+    "tensorflow", reason="the examples' data pipelines are tf.data"
+)
+
+from examples import algorithmic
+from examples.support import sequences
+from examples.support.training import RunError
+
+TINY = [
+    *("--units", "8", "--slots", "4", "--memory-dim", "4", "--bands", "1"),
+    *("--batch-size", "2", "--updates", "4", "--epoch-updates", "2"),
+    *("--sizes", "length=1:2"),
+]
+
+
+def losses(*values):
+    return [{"val_loss": value} for value in values]
+
+
+def test_solved_is_the_first_good_point_that_stays_good():
+    good, bad = 0.009, 0.02
+
+    def solved_at(*values):
+        return algorithmic.solved_at(losses(*values), epoch_updates=200)
+
+    assert solved_at(*[good] * 9) is None  # too early to tell
+    assert solved_at(*[good] * 10) == 200
+    assert solved_at(bad, *[good] * 10) == 400
+    assert solved_at(good, bad, bad, *[good] * 7) == 200
+    # Three of ten are too many, and the first itself has to be good.
+    assert solved_at(good, bad, bad, bad, *[good] * 6) is None
+    assert solved_at(good, bad, bad, bad, *[good] * 10) == 1000
+    assert solved_at(bad, bad, *[good] * 9) is None
+
+
+class Oracle:
+    """Answers copies from the input, but with `flaw` never a leading 1."""
+
+    def __init__(self, flaw):
+        self.flaw = flaw
+
+    def predict_on_batch(self, inputs):
+        width = inputs.shape[2] - 2
+        logits = np.full((*inputs.shape[:2], width), -20.0)
+        for x, y in zip(inputs, logits):
+            length = int(x[:, width + 1].argmax()) - 1
+            y[length + 2 : 2 * length + 2] += 40.0 * x[1 : length + 1, :width]
+            if self.flaw:
+                y[:, 0] = -20.0
+        return logits
+
+
+def test_the_test_sees_a_right_and_a_wrong_network():
+    arguments = algorithmic.parse_arguments(["--bands", "1"])
+    task = sequences.copy().with_sizes(length=(1, 4))
+
+    loss, right = algorithmic.test(Oracle(False), task, arguments)
+    assert loss < 1e-6 and right == 1.0
+    loss, right = algorithmic.test(Oracle(True), task, arguments)
+    assert 0.5 < loss < 3 and 0.1 < right < 0.6
+
+
+def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
+    result = algorithmic.main(
+        [*TINY, "--test-sizes", "length=3", "--output", str(tmp_path)]
+    )
+    printed = capsys.readouterr().out
+
+    assert json.loads(printed.strip().splitlines()[-1]) == json.loads(
+        json.dumps(result)
+    )
+    assert json.loads((tmp_path / "result.json").read_text())["updates"] == 4
+    assert result["solved_at"] is None
+    assert result["paper"] is None  # not the paper's sizes
+    assert result["backend"] == keras.backend.backend()
+    assert set(result["other_sizes"]) == {"length=3"}
+    assert "target" in printed and "output" in printed
+    for name in ("memory.png", "curve.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "best.weights.h5").exists()
+    assert list((tmp_path / "tensorboard").rglob("events.*"))
+
+
+def test_a_soft_run_is_tested_with_discrete_reads(tmp_path):
+    options = ["--addressing", "soft", "--output", str(tmp_path)]
+    arguments = algorithmic.parse_arguments([*TINY, *options])
+    task = algorithmic.make_task(arguments, arguments.sizes)
+    model = algorithmic.build_model(task, arguments)
+    twin = algorithmic.discrete(model, task, arguments)
+    inputs = sequences.one_batch(task, 2)[0].numpy()
+
+    assert twin.get_layer("memory").addressing == "hard"
+    for ours, theirs in zip(twin.get_weights(), model.get_weights()):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not np.allclose(
+        twin.predict_on_batch(inputs), model.predict_on_batch(inputs)
+    )
+
+
+def test_the_paper_is_quoted_for_its_own_settings_only():
+    def quoted(*argv):
+        return algorithmic.paper_figure(algorithmic.parse_arguments(argv))
+
+    assert quoted("--preset", "paper", "--task", "recall") == 0.052
+    assert quoted("--preset", "paper", "--model", "lstm") == 0.359
+    assert quoted("--preset", "paper", "--sizes", "length=3") is None
+    assert quoted("--preset", "quick") is None
+    assert quoted("--preset", "paper", "--task", "sort") is None
+
+
+@pytest.mark.parametrize(
+    "sizes,message",
+    [
+        (["length=a"], "takes NAME=NUMBER or NAME=LOW:HIGH, not 'length=a'"),
+        (["length"], "takes NAME=NUMBER or NAME=LOW:HIGH, not 'length'"),
+        (["items=3"], r"has the sizes \['length'\]"),
+        (["length=0"], "at least 1"),
+    ],
+)
+def test_wrong_sizes_are_explained(sizes, message):
+    arguments = algorithmic.parse_arguments([])
+    with pytest.raises(RunError, match=f"--sizes: .*{message}"):
+        algorithmic.make_task(arguments, sizes)
+
+
+def test_help_names_tasks_presets_and_networks(capsys):
+    with pytest.raises(SystemExit):
+        algorithmic.main(["--help"])
+    printed = capsys.readouterr().out
+
+    for word in ("recall", "--preset", "paper", "ln-lstm", "--resume"):
+        assert word in printed

@@ -1,0 +1,254 @@
+"""The character language model in its quickest form."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip(
+    "tensorflow", reason="the examples' data pipelines are tf.data"
+)
+
+from examples import char_lm
+from examples.support import text
+from examples.support import training
+
+BACKEND = keras.backend.backend()
+SIZES = (
+    *("--units", "4", "--slots", "3", "--embedding", "4"),
+    *("--batch-size", "2", "--steps", "5"),
+)
+
+
+@pytest.fixture
+def corpus():
+    ids = np.random.default_rng(1).integers(0, 6, 200).astype("uint8")
+    return text.Corpus(ids[:23], ids[23:60], ids[60:], b"abc de")
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "some text.txt"
+    path.write_bytes(b"one fish, two fish, red fish \xc3\xa4\n" * 16)
+    return path
+
+
+@pytest.fixture
+def compiled_once(tmp_path):
+    """On JAX, where the same network is trained several times."""
+    if BACKEND != "jax":
+        yield
+        return
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    compilation_cache.reset_cache()
+
+
+def untouched(corpus, *options):
+    """A model that training does not change, and its arguments."""
+    arguments = char_lm.parse_arguments(
+        [*SIZES, "--learning-rate", "1e-30", *options]
+    )
+    size = arguments.batch_size
+    return char_lm.build_model(arguments, 6, size, updates=10), arguments
+
+
+class Recorder(training.Run):
+    """Keeps the state at the end of each section."""
+
+    def save(self, model, logs):
+        super().save(model, logs)
+        states = getattr(self, "states", [])
+        self.states = [*states, model.get_layer("layer_1").get_state()]
+
+
+def test_training_carries_state_and_validation_leaves_it(corpus, tmp_path):
+    # 11 characters in a lane: two chunks a pass. No noise: zoneout is 0.
+    model, arguments = untouched(corpus, "--model", "ln-lstm")
+    run = Recorder(tmp_path, {})
+    char_lm.train(run, model, corpus, arguments, sections=3, updates=1)
+    lanes = text.lanes(corpus.train, 2, 5)
+
+    for states, seen in zip(run.states, (5, 10, 5), strict=True):
+        model.predict_on_batch(
+            {"ids": lanes[:, :seen], "reset": np.ones(2, bool)}
+        )
+        expected = model.get_layer("layer_1").get_state()
+        for name in ("output", "c"):
+            np.testing.assert_allclose(
+                states[name], expected[name], rtol=1e-4, atol=1e-6
+            )
+
+
+def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
+    model, arguments = untouched(corpus, "--dropout", "0.5")
+    single = char_lm.single_lane(model, arguments, 6)
+    ids = corpus.test[:12]  # 11 targets: the last piece is not full
+    logits = char_lm.feed(single, ids[:-1], reset=True)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    expected = -np.log2(chances[np.arange(11), ids[1:]]).mean()
+
+    monkeypatch.setattr(char_lm, "TEST_STEPS", 4)
+    assert char_lm.evaluate(single, ids) == pytest.approx(expected, rel=1e-5)
+    # The batch's second lane gives what the single one does.
+    both = np.stack([corpus.test[50:61], ids[:-1]])
+    batch = model.predict_on_batch({"ids": both, "reset": np.ones(2, bool)})
+    np.testing.assert_allclose(batch[1], logits, rtol=1e-4, atol=1e-5)
+
+
+def test_bits_per_character_by_hand():
+    metric = char_lm.BitsPerCharacter()
+    logits = np.log([[[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]])
+    metric.update_state([[0, 1]], logits)
+    assert float(metric.result()) == pytest.approx(1.5)
+    metric.update_state([[0, 1]], logits, [[0.0, 1.0]])
+    assert float(metric.result()) == pytest.approx(5 / 3)
+
+
+def test_what_is_likely_is_written(monkeypatch):
+    fed = []
+
+    def feed(single, ids, reset=False):
+        fed.append((ids[0], reset))
+        logits = np.full((1, 5), -1e3)
+        logits[0, (ids[0] + 1) % 5] = 0.0
+        return logits
+
+    monkeypatch.setattr(char_lm, "feed", feed)
+    written = char_lm.write(None, [2, 3], length=4, temperature=1.0, seed=1)
+    assert written == [4, 0, 1, 2]
+    assert fed[:3] == [(2, True), (3, False), (4, False)]
+
+
+def train_in_three_ways(text_file, folder):
+    """To the end; until a Ctrl-C; and from there to the end."""
+    arguments = [
+        *("--data", str(text_file), *SIZES, "--deterministic"),
+        *("--updates", "7", "--epoch-updates", "2", "--annealing", "6"),
+        *("--zoneout", "0.2", "--dropout", "0.2"),
+        *("--prompt", "two ", "--sample", "6", "--test-chars", "9"),
+    ]
+
+    def interrupt(speed, batch, logs=None):
+        if batch == 1 and speed.model.optimizer.iterations > 4:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(char_lm, "show", lambda *_: None)
+        char_lm.main([*arguments, "--output", str(folder / "whole")])
+        arguments += ["--output", str(folder / "parts")]
+        patch.setattr(char_lm.Speed, "on_train_batch_begin", interrupt)
+        with pytest.raises(SystemExit, match="130"):
+            with training.explained_errors():
+                char_lm.main(arguments)
+    with np.load(folder / "parts" / training.RESUME_FILE) as stopped:
+        assert len(json.loads(str(stopped["history"]))) == 2
+    char_lm.main([*arguments, "--resume"])
+
+
+def test_a_resumed_run_ends_with_the_same_bits(
+    text_file, tmp_path, capfd, compiled_once
+):
+    if BACKEND == "tensorflow":
+        # Determinism cannot be taken back: it would reach other tests.
+        command = (
+            "import pathlib, sys; from tests import test_char_lm as t; "
+            "t.train_in_three_ways(*map(pathlib.Path, sys.argv[1:]))"
+        )
+        subprocess.run(
+            [sys.executable, "-c", command, str(text_file), str(tmp_path)],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            check=True,
+        )
+    else:
+        train_in_three_ways(text_file, tmp_path)
+
+    with (
+        np.load(tmp_path / "whole" / training.RESUME_FILE) as whole,
+        np.load(tmp_path / "parts" / training.RESUME_FILE) as parts,
+    ):
+        assert set(whole.files) == set(parts.files)
+        for name in set(whole.files) - {"history"}:
+            np.testing.assert_array_equal(whole[name], parts[name], name)
+        histories = [json.loads(str(x["history"])) for x in (whole, parts)]
+    for name in ("bpc", "val_bpc"):
+        first, second = ([h[name] for h in history] for history in histories)
+        assert first == second and len(first) == 4
+    check_what_is_left(tmp_path / "parts", capfd.readouterr().out)
+
+
+def check_what_is_left(folder, printed):
+    result = json.loads(printed.splitlines()[-1])
+    assert result["updates"] == 8 and result["test_characters"] == 9
+    assert result["backend"] == BACKEND and result["paper_bpc"] is None
+    assert 2 < result["test_bpc"] < 6
+    assert "\ntwo |" in printed
+    for name in ("curve.png", "reads.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert len((folder / "log.csv").read_text().splitlines()) == 5
+
+
+def test_a_run_is_resumed_with_its_own_text_only(text_file, tmp_path):
+    arguments = char_lm.parse_arguments(["--data", str(text_file), *SIZES])
+
+    def settings():
+        corpus = text.load(arguments.data, arguments.data_dir)
+        return char_lm.run_settings(arguments, corpus)
+
+    before = settings()
+    assert "sample" not in before and before["steps"] == 5
+    training.Run(tmp_path / "run", before)
+    text_file.write_bytes(text_file.read_bytes().replace(b"fish", b"birds"))
+    with pytest.raises(training.RunError, match="text: "):
+        training.Run(tmp_path / "run", settings(), resume=True)
+
+
+@pytest.mark.parametrize("preset", char_lm.PRESETS)
+def test_presets_give_what_options_do_not(preset):
+    armin = char_lm.parse_arguments(["--preset", preset])
+    lstm = char_lm.parse_arguments(["--preset", preset, "--model", "ln-lstm"])
+    other = char_lm.parse_arguments(["--preset", preset, "--units", "7"])
+
+    assert armin.layer_norm and lstm.units > armin.units
+    assert other.units == 7 and other.steps == armin.steps
+    assert char_lm.paper_bpc(other) is None
+    assert (char_lm.paper_bpc(armin) is None) == ("paper" not in preset)
+
+
+@pytest.mark.parametrize(
+    "preset, model, symbols, expected",
+    [
+        ("ptb-small", "armin", 50, 773_540),
+        ("ptb-small", "ln-lstm", 50, 774_258),
+        ("paper-enwik8", "armin", 205, 21_656_821),
+    ],
+)
+def test_numbers_of_parameters(preset, model, symbols, expected, monkeypatch):
+    # As many numbers, without the time it takes to make them orthogonal.
+    monkeypatch.setattr(
+        keras.initializers.Orthogonal,
+        "__call__",
+        lambda self, shape, dtype=None: keras.ops.zeros(shape, dtype),
+    )
+    arguments = char_lm.parse_arguments(["--preset", preset, "--model", model])
+    built = char_lm.build_model(arguments, symbols, batch_size=1, updates=1)
+    assert training.parameters(built) == expected
+
+
+def test_what_cannot_be_is_explained(text_file, tmp_path):
+    with pytest.raises(training.RunError, match="ln-lstm --no-layer-norm"):
+        char_lm.main(["--model", "lstm"])
+    with pytest.raises(training.RunError, match="which --prompt has"):
+        char_lm.main(["--data", str(text_file), *SIZES, "--prompt", "X"])
+    with pytest.raises(training.RunError, match="too short"):
+        char_lm.main(["--data", str(text_file), "--output", str(tmp_path)])
