@@ -68,6 +68,24 @@ ADAM = {
     "cosine": True,
     "batch_size": 16,
 }
+# To match what the slots hold, reads have to do without noise at first: it
+# would hide the match.
+CONTENT = {
+    "addressing": "soft",
+    "content_addressing": True,
+    "temperature": 1.0,
+}
+BEST = {
+    "recall": {
+        **CONTENT,
+        "final_temperature": 0.1,
+        "annealing": 10_000,
+        "updates": 14_000,
+    },
+    # With a slot for each item the memory is full when the answer begins: an
+    # item that is read is overwritten, and so crossed off.
+    "sort": {**CONTENT, "slots": 40, "annealing": 0},
+}
 QUICK_SIZES = {
     "copy": ["length=1:10"],
     "repeat-copy": ["length=1:4", "repeats=1:4"],
@@ -98,11 +116,6 @@ def preset_values(arguments):
         values = {**RELEASED, **ADAM, "updates": 20_000, "epoch_updates": 200}
         values.update(annealing=8_000, **BEST.get(arguments.task, {}))
     return values
-
-
-BEST = {
-    "recall": {"addressing": "soft", "content_addressing": True},
-}
 
 
 def parse_arguments(argv):

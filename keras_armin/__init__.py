@@ -1,5 +1,6 @@
 """ARMIN, a recurrent network with a memory, as Keras 3 layers."""
 
+from keras_armin import baselines
 from keras_armin import callbacks
 from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import ARMINCell
@@ -13,6 +14,7 @@ __all__ = [
     "ARMINCell",
     "MemoryTrace",
     "__version__",
+    "baselines",
     "callbacks",
     "plot_memory",
     "trace_memory",

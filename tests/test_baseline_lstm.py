@@ -1,6 +1,5 @@
 """The LSTM with layer normalisation and zoneout, against NumPy and Keras."""
 
-import doctest
 import inspect
 import json
 
@@ -11,7 +10,6 @@ import pytest
 from keras_armin import trace_memory
 from keras_armin.baselines import LayerNormLSTM
 from keras_armin.baselines import LayerNormLSTMCell
-from keras_armin.baselines import lstm
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from tests.helpers import BATCH
@@ -448,12 +446,6 @@ def test_the_layer_has_every_argument_of_the_cell_with_its_default():
     assert list(layer)[: len(cell)] == list(cell)
     for name, parameter in cell.items():
         assert layer[name].default == parameter.default, name
-
-
-def test_docstring_examples():
-    result = doctest.testmod(lstm, extraglobs={"keras": keras, "np": np})
-
-    assert result.failed == 0 and result.attempted > 0
 
 
 def test_a_saved_model_loads_and_gives_the_same(rng, tmp_path):
