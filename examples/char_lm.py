@@ -12,13 +12,12 @@ bits per character on text it has not seen, a sample of what it writes, and
 pictures of its training and of the slots it read.
 
 The quick look learns from the source text of Python's own library, and needs
-no download. `--preset paper-ptb`, `paper-light` and `paper-enwik8` have the
-sizes of the paper and are made for an accelerator: they were not run to their
-end. What was run, and what came out, is in examples/RESULTS.md.
+no download. The presets of the paper have its sizes and are made for an
+accelerator: nobody has run them to their end here. What was run, and what came
+out, is in examples/RESULTS.md.
 
-A run ends after `--updates`. The last tenth of them has a tenth of the
-learning rate, which is worth a few hundredths of a bit; a run that `--minutes`
-ends earlier does without it.
+A run ends after `--updates`, the last tenth of which have a tenth of the
+learning rate. A run that `--minutes` ends earlier does without that.
 """
 
 import argparse
@@ -33,6 +32,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import keras
+import matplotlib
 import numpy as np
 from keras import ops
 
@@ -71,7 +71,7 @@ _SETTINGS = {
         "updates": 600,
         "epoch_updates": 100,
         "validation_chars": 50_000,
-        "test_chars": 50_000,
+        "test_chars": 20_000,
         "zoneout": 0.0,
     },
     "ptb-small": {
@@ -208,7 +208,6 @@ def build_model(arguments, symbols, batch_size, updates):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[BitsPerCharacter()],
     )
-    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -390,6 +389,7 @@ def main(argv=None):
             "--model lstm cannot be told when a text begins anew. The same "
             "network that can is --model ln-lstm --no-layer-norm."
         )
+    matplotlib.use("Agg")
     training.seed_everything(arguments.seed, arguments.deterministic)
     corpus = load_text(arguments)
     prompt = corpus.encode((arguments.prompt or "").encode(), "--prompt")
@@ -417,6 +417,9 @@ def main(argv=None):
 def load_text(arguments):
     corpus = text.load(arguments.data, arguments.data_dir)
     sizes = arguments.batch_size, arguments.steps
+    text.lanes(corpus.train, *sizes, what="The training text")
+    valid = corpus.valid[: arguments.validation_chars]
+    text.lanes(valid, *sizes, what="The validation text")
     print(
         f"{arguments.data}: {len(corpus.train):,} characters to train on, "
         f"{len(corpus.valid):,} to validate, {len(corpus.test):,} to test; "

@@ -46,12 +46,26 @@ def run(backend, pytest_arguments):
                 *pytest_arguments,
             ],
             cwd=ROOT,
-            env={**ONE_THREAD, **os.environ, "KERAS_BACKEND": backend},
+            env={
+                **ONE_THREAD,
+                **compiled_once(folder),
+                **os.environ,
+                "KERAS_BACKEND": backend,
+            },
         )
         passed, failed, skipped = count(report)
     if finished.returncode and not failed:
         failed = 1  # pytest itself broke: nothing collected, or a crash
     return passed, failed, skipped
+
+
+def compiled_once(folder):
+    """What JAX has compiled serves all tests: many compile the same loops."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def count(report):

@@ -79,15 +79,17 @@ def test_training_carries_state_and_validation_leaves_it(corpus, tmp_path):
     char_lm.train(run, model, corpus, arguments, sections=3, updates=1)
     lanes = text.lanes(corpus.train, 2, 5)
 
-    for states, seen in zip(run.states, (5, 10, 5), strict=True):
-        model.predict_on_batch(
-            {"ids": lanes[:, :seen], "reset": np.ones(2, bool)}
-        )
+    first, second = lanes[:, :5], lanes[:, 5:10]
+    for states, (ids, reset) in zip(
+        run.states, ((first, True), (second, False), (first, True)), strict=True
+    ):
+        model.predict_on_batch({"ids": ids, "reset": np.full(2, reset)})
         expected = model.get_layer("layer_1").get_state()
         for name in ("output", "c"):
             np.testing.assert_allclose(
                 states[name], expected[name], rtol=1e-4, atol=1e-6
             )
+    assert not np.allclose(run.states[0]["c"], run.states[1]["c"], atol=1e-3)
 
 
 def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
@@ -245,10 +247,10 @@ def test_numbers_of_parameters(preset, model, symbols, expected, monkeypatch):
     assert training.parameters(built) == expected
 
 
-def test_what_cannot_be_is_explained(text_file, tmp_path):
+def test_what_cannot_be_is_explained(text_file):
     with pytest.raises(training.RunError, match="ln-lstm --no-layer-norm"):
         char_lm.main(["--model", "lstm"])
     with pytest.raises(training.RunError, match="which --prompt has"):
         char_lm.main(["--data", str(text_file), *SIZES, "--prompt", "X"])
-    with pytest.raises(training.RunError, match="too short"):
-        char_lm.main(["--data", str(text_file), "--output", str(tmp_path)])
+    with pytest.raises(training.RunError, match="The validation text of 25 "):
+        char_lm.main(["--data", str(text_file), *SIZES, "--steps", "12"])

@@ -64,6 +64,7 @@ def plot_curves(
     if log_scale:
         ax.set_yscale("log")
     ax.set_xlabel(x)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel(metric.replace("val_", "validation ").replace("_", " "))
     ax.grid(alpha=0.3)
 

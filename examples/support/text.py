@@ -251,12 +251,15 @@ def _keep(path, content):
         ) from error
 
 
-def lanes(ids, batch_size, steps):
-    """The text as contiguous lanes `(batch, len // batch)`."""
+def lanes(ids, batch_size, steps, what="A text"):
+    """The text as contiguous lanes `(batch, len // batch)`.
+
+    `what` it is is for the error.
+    """
     length = len(ids) // batch_size
     if length <= steps:
         raise RunError(
-            f"A text of {len(ids):,} characters is too short for {batch_size} "
+            f"{what} of {len(ids):,} characters is too short for {batch_size} "
             f"samples of {steps} steps and the character after: that takes "
             f"{batch_size * (steps + 1):,}. Choose a smaller --batch-size or "
             "--steps, or a longer text."

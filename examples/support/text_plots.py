@@ -1,9 +1,5 @@
 """Pictures of a character language model."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib import pyplot as plt
 
 from keras_armin import MemoryTrace

@@ -265,6 +265,8 @@ def _variables(model):
 
 
 def _assign_variables(model, saved):
+    # It would otherwise have no variables before the first update.
+    model.optimizer.build(model.trainable_variables)
     variables = _variables(model)
     shapes = [tuple(saved[f"variable_{i}"].shape) for i in range(len(saved))]
     expected = [tuple(variable.shape) for variable in variables]
