@@ -8,6 +8,11 @@
 The quick look and `digits` take scikit-learn's 8 x 8 digits, 64 steps, and
 download nothing. The others take MNIST, 784 steps. `--model lstm` trains an
 LSTM in place of ARMIN.
+
+The quick look, 880 updates, told 84 % of the test digits with ARMIN and 78 %
+with the LSTM (JAX, seed 1), 79 % and 82 % with TensorFlow: 180 digits are few.
+The paper reports 94.3 % and 92.7 % for MNIST. What came out here is in
+examples/RESULTS.md.
 """
 
 import argparse
@@ -65,13 +70,13 @@ NETWORKS = {
     "lstm": {"units": 128},
     "ln-lstm": {"units": 128, "layer_norm": True},
 }
-# What learned fastest of what was tried on the digits.
+# What learned fastest of what was tried on the digits. On 14 x 14 pixels it
+# stayed at chance: MNIST has the defaults.
 _FAST = {"addressing": "relaxed", "temperature": 0.5, "layer_norm": True}
 # What the network has beside that in a preset.
 EXTRAS = {
     ("quick", "armin"): _FAST,
     ("digits", "armin"): _FAST,
-    ("mnist-short", "armin"): _FAST,
     ("paper", "armin"): {"released_temperature": True},
 }
 # From step 600 of MNIST on: more are too narrow to be told apart.
@@ -137,6 +142,11 @@ def parse_arguments(argv):
     parser.add_argument(
         "--data-dir",
         help="folder of TensorFlow Datasets (default: its own default)",
+    )
+    parser.add_argument(
+        "--training-images",
+        type=positive,
+        help="train with so many, not all of them",
     )
     parser.add_argument(
         "--epochs", type=positive, help="passes over the training data"
@@ -205,6 +215,8 @@ def main(argv=None):
     matplotlib.use("Agg")
     training.seed_everything(arguments.seed, arguments.deterministic)
     data = pixels.load(arguments.data, arguments.data_dir)
+    some = data.training.part(slice(arguments.training_images))
+    data = data._replace(training=some)
     run = training.Run.of(arguments)
     updates = pixels.updates_per_pass(*data.training, arguments.batch_size)
     model = build_model(arguments, data.training.images.shape[1], updates)
@@ -253,7 +265,7 @@ def _accuracy(model, samples):
 
 def paper_accuracy(arguments):
     """The paper's figure, None where it has none."""
-    if arguments.data != "mnist":
+    if arguments.data != "mnist" or arguments.training_images:
         return None
     return PAPER_ACCURACY.get(arguments.model)
 

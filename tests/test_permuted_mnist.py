@@ -101,14 +101,14 @@ def test_the_script_runs_and_leaves_its_files(few_digits, tmp_path, capsys):
         [
             *("--units", "4", "--slots", "3", "--memory-dim", "4"),
             *("--batch-size", "5", "--epochs", "2"),
-            *("--output", str(tmp_path)),
+            *("--training-images", "7", "--output", str(tmp_path)),
         ]
     )
     printed = capsys.readouterr().out.strip().splitlines()[-1]
 
     assert json.loads(printed) == result
     assert json.loads((tmp_path / "result.json").read_text()) == result
-    assert result["updates"] == 4 and result["epochs"] == 2
+    assert result["updates"] == 2 and result["epochs"] == 2
     assert result["paper_accuracy"] is None
     assert result["backend"] == keras.backend.backend()
     assert 0 <= result["test_accuracy"] <= 1

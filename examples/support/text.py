@@ -56,7 +56,7 @@ class Corpus(NamedTuple):
         return found.decode("utf-8", errors="replace")
 
 
-def load(name, data_dir):
+def load(name, data_dir="."):
     """One of `CORPORA`, or the text file of that path.
 
     PTB's vocabulary is that of its training part, which has all there is. The
