@@ -113,8 +113,14 @@ def preset_values(arguments):
         if arguments.model == "lstm":
             values["units"] = 300
     else:
-        values = {**RELEASED, **ADAM, "updates": 20_000, "epoch_updates": 200}
-        values.update(annealing=8_000, **BEST.get(arguments.task, {}))
+        values = {
+            **RELEASED,
+            **ADAM,
+            "updates": 20_000,
+            "epoch_updates": 200,
+            "annealing": 8_000,
+            **BEST.get(arguments.task, {}),
+        }
     return values
 
 
@@ -298,7 +304,7 @@ def show_answer(model, inputs, targets, weights):
 
 
 def draw_memory(model, inputs, weights, title, path):
-    """A picture of what is read and written during one sequence."""
+    """What is read and written during a sequence; a line at the answer."""
     trace = keras_armin.trace_memory(model.get_layer("memory"), inputs)
     ax = keras_armin.plot_memory(trace, title=title)
     start = int((weights[0] > 0).argmax())
@@ -381,9 +387,8 @@ def show(model, task, arguments, run):
     inputs, targets, weights = (array.numpy() for array in batch)
     show_answer(model, inputs, targets, weights)
     if arguments.model == "armin":
-        title = f"{arguments.task}, answer from the dashed line"
         path = run.folder / "memory.png"
-        draw_memory(model, inputs, weights, title, path)
+        draw_memory(model, inputs, weights, arguments.task, path)
     curves.save_panels(
         {arguments.task: {arguments.model: [run.history]}},
         "val_loss",

@@ -117,6 +117,40 @@ def test_the_paper_is_quoted_for_its_own_settings_only():
     assert quoted("--preset", "paper", "--task", "sort") is None
 
 
+@pytest.mark.parametrize("preset", algorithmic.PRESETS)
+@pytest.mark.parametrize("task", sequences.TASKS)
+def test_every_preset_is_complete_for_every_task(preset, task):
+    for model in ("armin", "lstm"):
+        arguments = algorithmic.parse_arguments(
+            ["--preset", preset, "--task", task, "--model", model]
+        )
+        assert None not in (
+            arguments.updates,
+            arguments.epoch_updates,
+            arguments.batch_size,
+            arguments.learning_rate,
+            arguments.optimizer,
+        )
+        made = algorithmic.make_task(arguments, arguments.sizes)
+        assert made.name == task
+    assert (
+        algorithmic.parse_arguments(
+            ["--preset", preset, "--task", task, "--annealing", "3"]
+        ).annealing
+        == 3
+    )
+
+
+def test_the_best_setting_for_recall_matches_contents():
+    arguments = algorithmic.parse_arguments(
+        ["--preset", "best", "--task", "recall"]
+    )
+
+    assert arguments.content_addressing and arguments.addressing == "soft"
+    assert (arguments.temperature, arguments.final_temperature) == (1.0, 0.1)
+    assert (arguments.annealing, arguments.updates) == (10_000, 14_000)
+
+
 @pytest.mark.parametrize(
     "sizes,message",
     [
