@@ -129,7 +129,13 @@ _LSTM_SETTINGS = {
     "quick": {"units": 186},
     "ptb-small": {"units": 372},
     "paper-ptb": {"units": 1024, "zoneout": 0.5},
-    "paper-light": {"units": 1024, "batch_size": 128, "zoneout": 0.5},
+    "paper-light": {
+        "units": 1024,
+        "batch_size": 128,
+        "updates": 159_400,  # 200 passes
+        "epoch_updates": 797,  # a pass
+        "zoneout": 0.5,
+    },
     "paper-enwik8": {"units": 1492, "zoneout": 0.3},
 }
 # Bits per character on the test text, as the paper has them.
@@ -396,7 +402,10 @@ def main(argv=None):
     updates = min(arguments.epoch_updates, arguments.updates)
     sections = math.ceil(arguments.updates / updates)
     run = training.Run(
-        arguments.output or default_folder(arguments),
+        arguments.output
+        or command_line.default_folder(
+            f"char_lm-{pathlib.Path(arguments.data).stem}", arguments
+        ),
         run_settings(arguments, corpus),
         resume=arguments.resume,
         overwrite=arguments.overwrite,
@@ -475,13 +484,6 @@ def run_settings(arguments, corpus):
     for name in _AFTERWARDS:
         del settings[name]
     return {**settings, "text": f"{zlib.crc32(corpus.train):08x}"}
-
-
-def default_folder(arguments):
-    name = pathlib.Path(arguments.data).stem
-    return pathlib.Path(
-        f"runs/char_lm-{name}-{arguments.model}-{arguments.seed}"
-    )
 
 
 def show_sample(single, corpus, prompt, arguments):

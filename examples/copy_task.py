@@ -168,7 +168,10 @@ def parse_arguments(argv):
     parser.add_argument("--memory-dim", type=positive, default=32)
     parser.add_argument("--batch-size", type=positive, default=16)
     parser.add_argument(
-        "--updates", type=positive, default=4500, help="most, in hundreds"
+        "--updates",
+        type=positive,
+        default=4500,
+        help="at most, in steps of 100",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

@@ -167,8 +167,8 @@ def parse_arguments(argv):
     if arguments.released_temperature and arguments.annealing:
         parser.error("--released-temperature and --annealing exclude another")
     if arguments.output is None:
-        name = f"pixels-{arguments.data}-{arguments.model}-{arguments.preset}"
-        arguments.output = pathlib.Path("runs", name)
+        what = f"pixels-{arguments.data}"
+        arguments.output = command_line.default_folder(what, arguments)
     return arguments
 
 
@@ -217,10 +217,10 @@ def main(argv=None):
     data = pixels.load(arguments.data, arguments.data_dir)
     some = data.training.part(slice(arguments.training_images))
     data = data._replace(training=some)
-    run = training.Run.of(arguments)
     updates = pixels.updates_per_pass(*data.training, arguments.batch_size)
     model = build_model(arguments, data.training.images.shape[1], updates)
     model.summary()
+    run = training.Run.of(arguments)
     run.train(
         model,
         lambda first_step: pixels.training_batches(

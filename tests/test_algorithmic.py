@@ -113,6 +113,7 @@ def test_the_paper_is_quoted_for_its_own_settings_only():
     assert quoted("--preset", "paper", "--task", "recall") == 0.052
     assert quoted("--preset", "paper", "--model", "lstm") == 0.359
     assert quoted("--preset", "paper", "--sizes", "length=3") is None
+    assert quoted("--preset", "paper", "--units", "8") is None
     assert quoted("--preset", "quick") is None
     assert quoted("--preset", "paper", "--task", "sort") is None
 
@@ -164,6 +165,18 @@ def test_wrong_sizes_are_explained(sizes, message):
     arguments = algorithmic.parse_arguments([])
     with pytest.raises(RunError, match=f"--sizes: .*{message}"):
         algorithmic.make_task(arguments, sizes)
+
+
+def test_wrong_test_sizes_are_found_before_training(tmp_path):
+    command = [*TINY, "--output", str(tmp_path / "run")]
+    with pytest.raises(RunError, match="--test-sizes: .*the sizes"):
+        algorithmic.main([*command, "--test-sizes", "items=3"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_more_updates_than_asked_for():
+    arguments = algorithmic.parse_arguments(["--updates", "10"])
+    assert arguments.epoch_updates == 10
 
 
 def test_help_names_tasks_presets_and_networks(capsys):

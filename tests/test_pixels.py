@@ -1,5 +1,6 @@
 """Permuted pixels: the permutation, the splits, the order of the samples."""
 
+import importlib.util
 import sys
 
 import numpy as np
@@ -211,3 +212,8 @@ def test_a_missing_library_is_named_with_what_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RunError, match=rf"{module}.*keras-armin\[examples\]"):
         pixels.load(data)
+
+
+def test_what_tfds_needs_to_download_is_installed():
+    # It does not declare this one itself.
+    assert importlib.util.find_spec("importlib_resources")

@@ -299,6 +299,8 @@ def test_wrong_sizes_and_bounds_are_explained():
     for size in (0, (3, 2)):
         with pytest.raises(ValueError, match="`length` must be .* at least 1"):
             task.with_sizes(length=size)
+    with pytest.raises(ValueError, match="`items` must be .* at least 2"):
+        sequences.associative_recall().with_sizes(items=(1, 4))
     for make in sequences.TASKS.values():
         with pytest.raises(ValueError, match="'paper' or 'released'.*'other'"):
             make(bounds="other")

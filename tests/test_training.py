@@ -213,6 +213,44 @@ def test_a_run_stops_when_it_is_asked_to(tmp_path):
     assert len(train(run, model, stop_when=lambda history: True)) == 1
 
 
+def test_what_is_not_a_number_is_not_the_best(tmp_path):
+    class Break(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = (float("nan"), 2.0, 3.0)[epoch]
+
+    model = dense_model()
+    run = training.Run(tmp_path, {})
+    train(run, model, epochs=1, callbacks=[Break()])
+    assert run.best("val_loss") is None
+    assert not (tmp_path / training.BEST_WEIGHTS).exists()
+    run.restore_best(model)  # there is nothing to restore
+    train(run, model, epochs=3, callbacks=[Break()])
+    assert run.best("val_loss")["epoch"] == 1
+    assert (tmp_path / training.BEST_WEIGHTS).exists()
+    (tmp_path / training.BEST_WEIGHTS).write_bytes(b"cut off")
+    with pytest.raises(RunError, match="best.weights.h5 is damaged"):
+        run.restore_best(model)
+
+
+def test_a_finished_run_that_goes_on_is_unfinished_again(tmp_path):
+    model = dense_model()
+    run = training.Run(tmp_path, {})
+    train(run, model, epochs=1)
+    run.finish({})
+    run = training.Run(tmp_path, {}, resume=True)
+    train(run, model, epochs=2)
+    with pytest.raises(RunError, match="unfinished"):
+        training.Run(tmp_path, {})
+
+
+def test_folders_tell_runs_apart():
+    names = {
+        command_line.default_folder("copy", parse("--seed", str(seed)))
+        for seed in (1, 2)
+    }
+    assert len(names) == 2
+
+
 def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
     saved_run(tmp_path)
     with pytest.raises(RunError, match="unfinished.*--resume.*--overwrite"):
@@ -318,6 +356,7 @@ def test_settings_leave_out_what_may_change():
 
     assert settings["seed"] == 4 and settings["model"] == "armin"
     assert not {"output", "resume", "overwrite", "minutes"} & set(settings)
+    assert settings["backend"] == keras.backend.backend()
 
 
 def test_out_of_time_is_at_the_end_of_an_epoch():

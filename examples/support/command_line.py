@@ -3,12 +3,21 @@
 import argparse
 import pathlib
 
+import keras
+
 from examples.support import models
 from examples.support.command_types import above_zero
 from examples.support.command_types import positive
 
 # What may be different when a run is resumed.
-_FREE = ("output", "resume", "overwrite", "data_dir", "minutes")
+_FREE = (
+    "output",
+    "resume",
+    "overwrite",
+    "data_dir",
+    "minutes",
+    "test_sizes",
+)
 
 
 def parser(description, presets):
@@ -68,7 +77,7 @@ def _add_files(group):
         "--resume",
         action="store_true",
         help="go on with the run in --output, to the same numbers as if it "
-        "had never stopped",
+        "had never stopped (with TensorFlow: if it is --deterministic)",
     )
     group.add_argument(
         "--overwrite",
@@ -89,11 +98,18 @@ def parse(made, argv, preset_values):
 
 def settings(arguments):
     """What determines the numbers of a run, as a dict for JSON."""
-    return {
+    found = {
         name: value
         for name, value in vars(arguments).items()
         if name not in _FREE
     }
+    return {**found, "backend": keras.backend.backend()}
+
+
+def default_folder(what, arguments):
+    """A folder of its own for each task, network, preset and seed."""
+    parts = (what, arguments.model, arguments.preset, f"seed{arguments.seed}")
+    return pathlib.Path("runs", "-".join(parts))
 
 
 def out_of_time(arguments):

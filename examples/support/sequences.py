@@ -41,6 +41,7 @@ class Task(NamedTuple):
     outputs: int
     sizes: dict[str, tuple[int, int]]
     draw: Callable
+    least: int = 1  # that a size may be
 
     def with_sizes(self, **sizes):
         """The same task at other sizes, each a number or a range."""
@@ -50,16 +51,19 @@ class Task(NamedTuple):
                 f"The task '{self.name}' has the sizes {list(self.sizes)}. "
                 f"Received: {sorted(unknown)}"
             )
-        changed = {name: _as_range(name, size) for name, size in sizes.items()}
+        changed = {
+            name: _as_range(name, size, self.least)
+            for name, size in sizes.items()
+        }
         return self._replace(sizes={**self.sizes, **changed})
 
 
-def _as_range(name, size):
+def _as_range(name, size, least):
     low, high = (size, size) if isinstance(size, int) else size
-    if not 1 <= low <= high:
+    if not least <= low <= high:
         raise ValueError(
-            f"Size `{name}` must be a number of at least 1 or a range of "
-            f"them, the smaller first. Received: {size}"
+            f"Size `{name}` must be a number of at least {least} or a range "
+            f"of them, the smaller first. Received: {size}"
         )
     return low, high
 
@@ -256,7 +260,8 @@ def associative_recall(bounds="released", width=6):
         asked = tf.cast(asked * tf.cast(count - 1, tf.float32), tf.int32)
         return recall_rows(_random_bits(shape, seed), count, asked)
 
-    return Task("recall", width + 2, width, {"items": (2, most)}, draw)
+    # A single item has none that follows it.
+    return Task("recall", width + 2, width, {"items": (2, most)}, draw, 2)
 
 
 def recall_rows(items, count, asked):

@@ -18,6 +18,7 @@ resume file holds every variable, seeds and carried states included.
 import contextlib
 import csv
 import json
+import math
 import os
 import pathlib
 import signal
@@ -132,9 +133,8 @@ class Run:
     def best(self, monitor, mode="min"):
         """The best epoch's logs so far, None before the first."""
         choose = min if mode == "min" else max
-        return choose(
-            self.history, key=lambda logs: logs[monitor], default=None
-        )
+        comparable = [x for x in self.history if math.isfinite(x[monitor])]
+        return choose(comparable, key=lambda logs: logs[monitor], default=None)
 
     def train(
         self,
@@ -169,7 +169,8 @@ class Run:
             self._saved = None
         if self.epoch >= epochs or (self.history and stop_when(self.history)):
             return self.history
-        best = self.best(monitor, mode)
+        # From now on it is not finished.
+        (self.folder / "result.json").unlink(missing_ok=True)
         model.fit(
             data(self.epoch * steps_per_epoch),
             initial_epoch=self.epoch,
@@ -182,14 +183,7 @@ class Run:
                 _StopWhenAsked(),
                 *callbacks,
                 _Clock(self.seconds),
-                keras.callbacks.ModelCheckpoint(
-                    str(self.folder / BEST_WEIGHTS),
-                    monitor=monitor,
-                    mode=mode,
-                    save_best_only=True,
-                    save_weights_only=True,
-                    initial_value_threshold=best and best[monitor],
-                ),
+                _KeepBest(self, monitor, mode),
                 keras.callbacks.CSVLogger(
                     str(self.folder / "log.csv"), append=True
                 ),
@@ -204,8 +198,12 @@ class Run:
 
     def restore_best(self, model):
         path = self.folder / BEST_WEIGHTS
-        if path.exists():  # no epoch may have had a comparable loss
+        if not path.exists():  # no epoch may have had a comparable loss
+            return
+        try:
             model.load_weights(path)
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
 
     def finish(self, result):
         """Print the result as one line of JSON, and keep it."""
@@ -245,6 +243,25 @@ class _Clock(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         logs["seconds"] = round(time.monotonic() - self.started, 3)
+
+
+class _KeepBest(keras.callbacks.Callback):
+    """As `ModelCheckpoint`, but a kill leaves the old file or the new."""
+
+    def __init__(self, run, monitor, mode):
+        super().__init__()
+        self.run, self.monitor, self.mode = run, monitor, mode
+
+    def on_epoch_end(self, epoch, logs=None):
+        value, best = logs[self.monitor], self.run.best(self.monitor, self.mode)
+        sign = 1 if self.mode == "min" else -1
+        if best is not None and not sign * value < sign * best[self.monitor]:
+            return
+        if math.isfinite(value):
+            path = self.run.folder / BEST_WEIGHTS
+            partial = path.with_name(f"partial.{BEST_WEIGHTS}")
+            self.model.save_weights(partial)
+            os.replace(partial, path)
 
 
 class _Save(keras.callbacks.Callback):
