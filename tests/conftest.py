@@ -17,7 +17,7 @@ from hypothesis import settings
 # New examples on a developer's machine, the same ones in CI.
 settings.register_profile(
     "suite",
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
 )
