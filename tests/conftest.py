@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-# New examples on a developer's machine, the same ones in CI.
+# New examples on a developer's machine; fewer, and the same ones, in CI.
+IN_CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "suite",
-    max_examples=10,
+    max_examples=8 if IN_CI else 15,
     deadline=None,
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=IN_CI,
 )
 settings.load_profile("suite")
 
