@@ -50,7 +50,7 @@ PAPER = {
 }
 
 PRESETS = {
-    "quick": "short sequences, a minute or two",
+    "quick": "short sequences, a few minutes",
     "paper": "batches of 1, RMSprop, up to 100,000 updates",
     "best": "what worked best here",
 }
@@ -98,8 +98,8 @@ QUICK_SIZES = {
 
 def preset_values(arguments):
     if arguments.preset == "quick":
-        values = {**RELEASED, **ADAM, "updates": 600, "epoch_updates": 50}
-        values.update(sizes=QUICK_SIZES[arguments.task], annealing=400)
+        values = {**RELEASED, **ADAM, "updates": 2_000, "epoch_updates": 100}
+        values.update(sizes=QUICK_SIZES[arguments.task], annealing=1_300)
         values.update(slots=20, bands=2)
     elif arguments.preset == "paper":
         values = {
