@@ -26,6 +26,7 @@ import matplotlib
 import numpy as np
 
 import keras_armin
+from examples.support import answers
 from examples.support import command_line
 from examples.support import curves
 from examples.support import models
@@ -272,28 +273,10 @@ def test(model, task, arguments):
     batches = held_out(task, arguments, TEST_SEED, TEST_BATCHES)
     for inputs, targets, weights in batches.as_numpy_iterator():
         logits = model.predict_on_batch(inputs)
-        sign = np.where(targets > 0.5, 1, -1)
-        loss = np.logaddexp(0, -sign * logits).mean(axis=-1) * weights
-        losses.append(loss.mean())
-        wrong = ((logits > 0) != (targets > 0.5)) & (weights > 0)[..., None]
-        right.append(1 - wrong.any(axis=(1, 2)).mean())
+        loss, share = answers.judge(logits, targets, weights)
+        losses.append(loss)
+        right.append(share)
     return float(np.mean(losses)), float(np.mean(right))
-
-
-def show_answer(model, inputs, targets, weights):
-    """Print a target and the network's output side by side, as bits."""
-    answer = weights[0] > 0
-    outputs = model.predict_on_batch(inputs)[0][answer] > 0
-    targets = targets[0][answer] > 0.5
-    print(f"\n{'target':{targets.shape[1]}}   output")
-    for target, output in list(zip(targets, outputs))[:20]:
-        wrong = int((target != output).sum())
-        print(
-            "".join("01"[int(bit)] for bit in target),
-            " ",
-            "".join("01"[int(bit)] for bit in output),
-            f"  {wrong} wrong" if wrong else "",
-        )
 
 
 def draw_memory(model, inputs, weights, title, path):
@@ -350,7 +333,7 @@ def main(argv=None):
         "solved_at": solved_at(history, arguments.epoch_updates),
         "paper": paper_figure(arguments),
         "updates": run.epoch * arguments.epoch_updates,
-        "best_validation_loss": round(run.best("val_loss")["val_loss"], 5),
+        "best_validation_loss": run.best_value("val_loss"),
         "last_validation_losses": round(
             float(np.mean([logs["val_loss"] for logs in history[-10:]])), 5
         ),
@@ -385,7 +368,8 @@ def show(model, task, arguments, run):
     """An answer in bits, the memory at work, the learning curve."""
     batch = sequences.one_batch(task, 1, TEST_SEED)
     inputs, targets, weights = (array.numpy() for array in batch)
-    show_answer(model, inputs, targets, weights)
+    logits = model.predict_on_batch(inputs)
+    answers.print_answer(logits, targets, weights, rows=20)
     if arguments.model == "armin":
         path = run.folder / "memory.png"
         draw_memory(model, inputs, weights, arguments.task, path)

@@ -463,7 +463,7 @@ def show(run, model, corpus, prompt, arguments, updates):
             "steps": arguments.steps,
             "batch": arguments.batch_size,
             "updates": run.epoch * updates,
-            "valid_bpc": round(run.best("val_bpc")["val_bpc"], 4),
+            "valid_bpc": run.best_value("val_bpc"),
             "test_bpc": round(test_bpc, 4),
             "paper_bpc": paper_bpc(arguments),
             "test_characters": len(tested) - 1,

@@ -25,7 +25,9 @@ import matplotlib
 import numpy as np
 
 import keras_armin
+from examples.support import answers
 from examples.support import sequences
+from examples.support import training
 from examples.support.command_types import positive
 from examples.support.metrics import BitsWrong
 
@@ -105,11 +107,9 @@ def check_every_length(model, max_length, seed):
         padding = ((0, 0), (0, longest - inputs.shape[1]), (0, 0))
         logits = model.predict_on_batch(np.pad(inputs, padding))
         logits = logits[:, : inputs.shape[1]]
-        answer = weights > 0
-        signed = np.where(targets[answer] > 0.5, 1, -1) * logits[answer]
-        losses.append(np.logaddexp(0, -signed).mean())
-        wrong = ((logits > 0) != (targets > 0.5)) & answer[..., None]
-        right.append(1 - wrong.any(axis=(1, 2)).mean())
+        loss, share = answers.judge(logits, targets, weights)
+        losses.append(loss)
+        right.append(share)
     return float(np.mean(losses)), float(np.mean(right))
 
 
@@ -135,17 +135,8 @@ class StopWhenSolved(keras.callbacks.Callback):
 def show_answer(model, length, seed):
     """Print a target and the network's output side by side, as bits."""
     inputs, targets, weights = one_length(1, length, seed)
-    answer = weights[0] > 0
-    outputs = model.predict(inputs, verbose=0)[0][answer] > 0
-    print(f"\n{'target':{WIDTH}}   output")
-    for target, output in zip(targets[0][answer] > 0.5, outputs):
-        wrong = int((target != output).sum())
-        print(
-            "".join("01"[int(bit)] for bit in target),
-            " ",
-            "".join("01"[int(bit)] for bit in output),
-            f"  {wrong} wrong" if wrong else "",
-        )
+    logits = model.predict(inputs, verbose=0)
+    answers.print_answer(logits, targets, weights)
 
 
 def draw_memory(model, length, seed, path):
@@ -193,7 +184,7 @@ def main(argv=None):
 
     task = sequences.copy(width=WIDTH).with_sizes(length=(1, max_length))
     bands = {"bands": 5, "favour_long": True}
-    training = sequences.batches(task, arguments.batch_size, seed=seed, **bands)
+    batches = sequences.batches(task, arguments.batch_size, seed=seed, **bands)
     validation = sequences.batches(task, 32, seed=seed + 1, **bands).take(10)
     model = build_model(
         max_length,
@@ -207,7 +198,7 @@ def main(argv=None):
     steps = min(UPDATES_PER_EPOCH, arguments.updates)
     started = time.monotonic()
     history = model.fit(
-        training,
+        batches,
         epochs=math.ceil(arguments.updates / steps),
         steps_per_epoch=steps,
         validation_data=validation,
@@ -233,9 +224,7 @@ def main(argv=None):
         "sequences_right": round(share, 4),
         "updates": len(history.epoch) * steps,
         "seconds": round(seconds),
-        "parameters": int(
-            sum(np.prod(w.shape) for w in model.trainable_weights)
-        ),
+        "parameters": training.parameters(model),
         "backend": keras.backend.backend(),
         "seed": seed,
     }

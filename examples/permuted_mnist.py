@@ -243,7 +243,7 @@ def main(argv=None):
         "parameters": training.parameters(model),
         "epochs": run.epoch,
         "updates": run.epoch * updates,
-        "validation_accuracy": _best_accuracy(run),
+        "validation_accuracy": run.best_value("val_accuracy", "max"),
         "test_accuracy": _accuracy(model, data.test),
         "paper_accuracy": paper_accuracy(arguments),
         "seconds": round(run.seconds),
@@ -252,10 +252,6 @@ def main(argv=None):
     }
     run.finish(result)
     return result
-
-
-def _best_accuracy(run):
-    return round(run.best("val_accuracy", "max")["val_accuracy"], 4)
 
 
 def _accuracy(model, samples):

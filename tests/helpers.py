@@ -15,6 +15,17 @@ BACKEND = keras.backend.backend()
 # Every size different, so that swapped axes fail.
 BATCH, TIME, FEATURES, UNITS, SLOTS, DIM = 3, 7, 4, 6, 5, 2
 
+KERAS_OBJECTS = {
+    "kernel_initializer": keras.initializers.HeNormal(seed=3),
+    "recurrent_initializer": keras.initializers.GlorotNormal(seed=4),
+    "bias_initializer": keras.initializers.RandomNormal(seed=5),
+    "kernel_regularizer": keras.regularizers.L2(0.01),
+    "recurrent_regularizer": keras.regularizers.L1(0.02),
+    "bias_regularizer": keras.regularizers.L2(0.03),
+    "kernel_constraint": keras.constraints.MaxNorm(2.0),
+    "recurrent_constraint": keras.constraints.MaxNorm(3.0),
+    "bias_constraint": keras.constraints.NonNeg(),
+}
 # No argument at its default value.
 FULL = {
     "units": UNITS,
@@ -34,15 +45,7 @@ FULL = {
     "zoneout": 0.1,
     "content_addressing": True,
     "output_read": False,
-    "kernel_initializer": keras.initializers.HeNormal(seed=3),
-    "recurrent_initializer": keras.initializers.GlorotNormal(seed=4),
-    "bias_initializer": keras.initializers.RandomNormal(seed=5),
-    "kernel_regularizer": keras.regularizers.L2(0.01),
-    "recurrent_regularizer": keras.regularizers.L1(0.02),
-    "bias_regularizer": keras.regularizers.L2(0.03),
-    "kernel_constraint": keras.constraints.MaxNorm(2.0),
-    "recurrent_constraint": keras.constraints.MaxNorm(3.0),
-    "bias_constraint": keras.constraints.NonNeg(),
+    **KERAS_OBJECTS,
     "dropout": 0.2,
     "recurrent_dropout": 0.3,
     "seed": 6,

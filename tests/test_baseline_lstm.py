@@ -14,6 +14,7 @@ from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
+from tests.helpers import KERAS_OBJECTS
 from tests.helpers import LAYER_ONLY
 from tests.helpers import TIME
 from tests.helpers import UNITS
@@ -36,15 +37,7 @@ FULL = {
     "unit_forget_bias": False,
     "layer_norm": False,
     **RATES,
-    "kernel_initializer": keras.initializers.HeNormal(seed=3),
-    "recurrent_initializer": keras.initializers.GlorotNormal(seed=4),
-    "bias_initializer": keras.initializers.RandomNormal(seed=5),
-    "kernel_regularizer": keras.regularizers.L2(0.01),
-    "recurrent_regularizer": keras.regularizers.L1(0.02),
-    "bias_regularizer": keras.regularizers.L2(0.03),
-    "kernel_constraint": keras.constraints.MaxNorm(2.0),
-    "recurrent_constraint": keras.constraints.MaxNorm(3.0),
-    "bias_constraint": keras.constraints.NonNeg(),
+    **KERAS_OBJECTS,
     "dropout": 0.2,
     "recurrent_dropout": 0.1,
     "seed": 6,

@@ -37,23 +37,6 @@ def text_file(tmp_path):
     return path
 
 
-@pytest.fixture
-def compiled_once(tmp_path):
-    """On JAX, where the same network is trained several times."""
-    if BACKEND != "jax":
-        yield
-        return
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-    compilation_cache.reset_cache()
-
-
 def untouched(corpus, *options):
     """A model that training does not change, and its arguments."""
     arguments = char_lm.parse_arguments(
@@ -158,9 +141,7 @@ def train_in_three_ways(text_file, folder):
     char_lm.main([*arguments, "--resume"])
 
 
-def test_a_resumed_run_ends_with_the_same_bits(
-    text_file, tmp_path, capfd, compiled_once
-):
+def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
     if BACKEND == "tensorflow":
         # Determinism cannot be taken back: it would reach other tests.
         command = (

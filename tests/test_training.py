@@ -222,6 +222,7 @@ def test_what_is_not_a_number_is_not_the_best(tmp_path):
     run = training.Run(tmp_path, {})
     train(run, model, epochs=1, callbacks=[Break()])
     assert run.best("val_loss") is None
+    assert run.best_value("val_loss") is None
     assert not (tmp_path / training.BEST_WEIGHTS).exists()
     run.restore_best(model)  # there is nothing to restore
     train(run, model, epochs=3, callbacks=[Break()])

@@ -136,6 +136,11 @@ class Run:
         comparable = [x for x in self.history if math.isfinite(x[monitor])]
         return choose(comparable, key=lambda logs: logs[monitor], default=None)
 
+    def best_value(self, monitor, mode="min"):
+        """Its value, rounded for the result; None if there is none."""
+        best = self.best(monitor, mode)
+        return None if best is None else round(best[monitor], 5)
+
     def train(
         self,
         model,
