@@ -54,6 +54,12 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
     memory_slots: int = 0
     wide_weights: tuple[str, ...] = ("temperature",)
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # What `help` shows: a cell leaves what all of its kind take to a base.
+        rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        cls.__signature__ = inspect.Signature([*parameters_of(cls), rest])
+
     def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
         super().__init__(**kwargs)
         self.dropout = checks.rate("dropout", dropout)
@@ -255,10 +261,24 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         )
 
 
+def parameters_of(cls):
+    """What a cell takes, its own arguments first, then those of its bases.
+
+    A base takes part as long as there are `**kwargs` to reach it by.
+    """
+    found = {}
+    for base in cls.__mro__[: cls.__mro__.index(MemoryCell)]:
+        if "__init__" in vars(base):
+            own = inspect.signature(base.__init__).parameters
+            found = {**found, **own, **found}
+            if "kwargs" not in own:
+                break
+    return [p for name, p in found.items() if name not in ("self", "kwargs")]
+
+
 def arguments_of(cls):
-    """Names of a cell's own arguments, in order."""
-    parameters = inspect.signature(cls.__init__).parameters
-    return [name for name in parameters if name not in ("self", "kwargs")]
+    """Names of a cell's arguments, in order."""
+    return [parameter.name for parameter in parameters_of(cls)]
 
 
 def _keras_module(argument):

@@ -407,7 +407,7 @@ def test_reset_inside_a_sequence_equals_two_sequences(rng):
 
 
 def parameters_of(cls):
-    parameters = dict(inspect.signature(cls.__init__).parameters)
+    parameters = dict(inspect.signature(cls).parameters)
     return {k: parameters[k] for k in parameters if k not in ("self", "kwargs")}
 
 

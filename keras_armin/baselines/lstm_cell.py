@@ -1,0 +1,221 @@
+"""What all cells that are driven by an LSTM share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_armin import checks
+from keras_armin import memory as memory_ops
+from keras_armin import noise
+from keras_armin.armin_equations import affine
+from keras_armin.armin_equations import times
+from keras_armin.armin_equations import zone_out
+from keras_armin.backends import ops
+from keras_armin.backends import plus_product
+from keras_armin.blocks import BlockInitializer
+from keras_armin.cell import MemoryCell
+from keras_armin.cell import arguments_of
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.normalization import layer_norm
+
+
+class LSTMDrivenCell(MemoryCell):
+    """A cell around an LSTM with layer normalisation and zoneout.
+
+        [i, f, o, j] = LN(W [x, h, fed back] + b), each gate for itself
+        c' = sigma(f) * c + sigma(i) * tanh(j)
+        h' = sigma(o) * tanh(LN(c'))
+
+    What is carried is `c'` itself, not its normalisation. Zoneout then leaves
+    some units of `c` and of `h` as they were.
+
+    A subclass sets `fed_back`, the width of what enters beside `h`, before it
+    builds the LSTM.
+    """
+
+    fed_back = 0
+
+    def __init__(
+        self,
+        units: int,
+        activation: str | Callable | None = "tanh",
+        recurrent_activation: str | Callable | None = "sigmoid",
+        use_bias: bool = True,
+        unit_forget_bias: bool = True,
+        layer_norm: bool = False,
+        zoneout_cell: float = 0.0,
+        zoneout_hidden: float = 0.0,
+        kernel_initializer: Any = "glorot_uniform",
+        recurrent_initializer: Any = "orthogonal",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        recurrent_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        recurrent_constraint: Any = None,
+        bias_constraint: Any = None,
+        dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        given = locals()
+        super().__init__(
+            dropout=dropout,
+            recurrent_dropout=recurrent_dropout,
+            seed=seed,
+            **kwargs,
+        )
+        self.units = checks.size("units", units)
+        self.keep_keras_objects(given)
+        self.use_bias = checks.flag("use_bias", use_bias)
+        self.unit_forget_bias = checks.flag(
+            "unit_forget_bias", unit_forget_bias
+        )
+        self.layer_norm = checks.flag("layer_norm", layer_norm)
+        self.zoneout_cell = checks.rate("zoneout_cell", zoneout_cell)
+        self.zoneout_hidden = checks.rate("zoneout_hidden", zoneout_hidden)
+
+    # --- weights ------------------------------------------------------------
+
+    def build_lstm(self):
+        sizes = self._gate_sizes
+        self.kernel = self.add_kernel("kernel", "kernel", self.input_dim, sizes)
+        self.recurrent_kernel = self.add_kernel(
+            "recurrent_kernel", "recurrent", self.recurrent_width, sizes
+        )
+        if self.use_bias:
+            self.bias = self.add_bias(
+                "bias",
+                self._gate_starts(self.bias_initializer, not self.layer_norm),
+            )
+        if self.layer_norm:
+            self._build_norms()
+
+    def _build_norms(self):
+        zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
+        width = sum(self._gate_sizes)
+        self.norm_gain = self.add_norm("norm_gain", width, ones)
+        # A forget bias of 1 in `bias` would be normalised away.
+        self.norm_bias = self.add_norm(
+            "norm_bias", width, BlockInitializer(self._gate_starts(zeros, True))
+        )
+        self.state_norm_gain = self.add_norm(
+            "state_norm_gain", self.units, ones
+        )
+        self.state_norm_bias = self.add_norm(
+            "state_norm_bias", self.units, zeros
+        )
+
+    @property
+    def _gate_sizes(self):
+        """Widths of i, f, o and j: what has one activation lies together."""
+        return [self.units] * 4
+
+    def _gate_starts(self, initializer, holds_forget_bias):
+        """The width and initializer of each gate of a bias."""
+        starts = [(size, initializer) for size in self._gate_sizes]
+        if self.unit_forget_bias and holds_forget_bias:
+            starts[1] = (self.units, keras.initializers.Ones())
+        return starts
+
+    # --- randomness ---------------------------------------------------------
+
+    @property
+    def step_draws(self):
+        """How many times a step draws random numbers."""
+        return int(self.zoneout_cell > 0) + int(self.zoneout_hidden > 0)
+
+    def draw_step_noise(self, leading, seeds):
+        seeds = iter(seeds)
+        shape = (*leading, self.units)
+
+        def draw(rate):
+            return noise.keep_old(shape, rate, next(seeds)) if rate else None
+
+        return StepNoise(
+            zoneout_cell=draw(self.zoneout_cell),
+            zoneout=draw(self.zoneout_hidden),
+        )
+
+    @property
+    def recurrent_width(self):
+        """`recurrent_dropout` acts on h and what is fed back beside it."""
+        return self.units + self.fed_back
+
+    # --- equations ----------------------------------------------------------
+
+    def project(self, weights, inputs, sequence_noise=SequenceNoise()):
+        """Everything that depends on `inputs` `(..., features)` alone."""
+        inputs = times(inputs, sequence_noise.inputs)
+        return {"gates": affine(inputs, weights["kernel"], weights.get("bias"))}
+
+    def lstm(
+        self,
+        weights,
+        projected,
+        entering,
+        c_tm1,
+        step_noise,
+        sequence_noise,
+        training,
+    ):
+        """The new h and c. `entering` is h and what is fed back beside it."""
+        gates = plus_product(
+            projected["gates"],
+            times(entering, sequence_noise.recurrent),
+            weights["recurrent_kernel"],
+        )
+        i, f, o, j = self._activate(weights, gates)
+        new_c = f * c_tm1 + i * j
+        new_h = o * self.activation(self._norm_state(weights, new_c))
+        c = zone_out(
+            self.zoneout_cell, new_c, c_tm1, step_noise.zoneout_cell, training
+        )
+        h = zone_out(
+            self.zoneout_hidden,
+            new_h,
+            entering[:, : self.units],
+            step_noise.zoneout,
+            training,
+        )
+        return h, c
+
+    def _activate(self, weights, gates):
+        """i, f, o and j, from all of them before normalisation."""
+        u = self.units
+        if self.layer_norm:
+            gates = layer_norm(
+                gates,
+                self._gate_sizes,
+                weights["norm_gain"],
+                weights["norm_bias"],
+            )
+        gates, j = ops.split(gates, [3 * u], axis=-1)
+        gates = self.recurrent_activation(gates)
+        i, f, o = ops.split(gates, [u, 2 * u], axis=-1)
+        return i, f, o, self.activation(j)
+
+    def _norm_state(self, weights, c):
+        if not self.layer_norm:
+            return c
+        return layer_norm(
+            c,
+            [self.units],
+            weights["state_norm_gain"],
+            weights["state_norm_bias"],
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            **self.config_of(arguments_of(type(self))),
+        }
+
+
+def count_step(pointer):
+    """The pointer after one step more."""
+    count = memory_ops.pointer_to_count(pointer)
+    return memory_ops.count_to_pointer(memory_ops.advance(count), pointer.dtype)
