@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import checks
 from keras_armin import memory as memory_ops
@@ -185,14 +184,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
             else checks.size("memory_dim", memory_dim)
         )
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
-        if isinstance(temperature, (LearningRateSchedule, dict)):
-            raise TypeError(
-                "Argument `temperature` of a cell must be a number: a cell "
-                "cannot count training steps. Received: temperature="
-                f"{temperature!r}. Give a schedule to the layer `ARMIN`, or "
-                "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
-            )
-        self.initial_temperature = checks.positive("temperature", temperature)
+        self.initial_temperature = checks.temperature_of_cell(temperature)
         self.keep_keras_objects(given)
         self.use_bias = checks.flag("use_bias", use_bias)
         self.unit_forget_bias = checks.flag(
@@ -220,6 +212,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
     @property
     def has_write_kernel(self) -> bool:
         return self.write_inputs or self.memory_dim != self.units
+
+    @property
+    def address_width(self):
+        """Columns that address: here the logits themselves."""
+        return self.memory_slots
 
     @property
     def gate_sizes(self):
@@ -256,16 +253,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 initializer="zeros",
                 name="initial_memory",
             )
-        self.temperature = self.add_weight(
-            shape=(),
-            # `keras.initializers.Constant` would round to float32 first.
-            initializer=lambda shape, dtype: ops.convert_to_tensor(
-                self.initial_temperature, dtype=dtype
-            ),
-            trainable=False,
-            autocast=False,
-            name="temperature",
-        )
+        self.temperature = self.add_temperature(self.initial_temperature)
         self.built = True
 
     def _build_kernels(self):
@@ -275,13 +263,13 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "kernel",
             "kernel",
             self.input_dim,
-            [self.memory_slots, *gates, *five],
+            [self.address_width, *gates, *five],
         )
         self.address_recurrent_kernel = self.add_kernel(
             "address_recurrent_kernel",
             "recurrent",
             self.units,
-            [self.memory_slots],
+            [self.address_width],
         )
         self.gate_recurrent_kernel = self.add_kernel(
             "gate_recurrent_kernel", "recurrent", both, gates
@@ -292,7 +280,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         if self.use_bias:
             bias = [
                 (size, self.bias_initializer)
-                for size in (self.memory_slots, *gates, *five)
+                for size in (self.address_width, *gates, *five)
             ]
             if self.unit_forget_bias and not self.layer_norm:
                 forget = 1 + len(gates) + 1
@@ -344,12 +332,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
             )
         h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
         rows = ops.cast(self.initial_memory, self.compute_dtype)
-        states = ARMINState(*zeros)
-        return list(
-            states._replace(
-                h=states.h + h, memory=states.memory + ops.reshape(rows, (-1,))
-            )
-        )
+        states = dict(zip(self.state_names, zeros))
+        states["h"] = states["h"] + h
+        states["memory"] = states["memory"] + ops.reshape(rows, (-1,))
+        return list(states.values())
 
     # --- randomness ---------------------------------------------------------
 

@@ -101,7 +101,7 @@ class ARMINEquations:
     @property
     def _column_ends(self):
         """Columns of `kernel`: address | g^h g^r | i f g o^h o^r."""
-        return [self.memory_slots, self.memory_slots + sum(self.gate_sizes)]
+        return [self.address_width, self.address_width + sum(self.gate_sizes)]
 
     def _project_further(self, weights, inputs):
         names = {"write": self.write_inputs, "query": self.content_addressing}
@@ -149,7 +149,7 @@ class ARMINEquations:
         computed apart from the other three.
         """
         gates = 3 * self.units
-        columns = self.memory_slots + sum(self.gate_sizes) + gates
+        columns = self.address_width + sum(self.gate_sizes) + gates
         cuts = {
             "kernel": columns,
             "bias": columns,
@@ -214,7 +214,7 @@ class ARMINEquations:
 
         query = self._query(weights, projected, dropped_h)
         scores = self._scores(
-            weights, projected["address"], query, dropped_h, memory, in_place
+            weights, projected, query, dropped_h, memory, in_place
         )
         address = memory_ops.address(
             scores,
@@ -315,7 +315,8 @@ class ARMINEquations:
         rows = weights["query_kernel"][-self.units :]
         return plus_product(projected["query"], h, rows)
 
-    def _scores(self, weights, address, query, h, memory, in_place):
+    def _scores(self, weights, projected, query, h, memory, in_place):
+        address = projected["address"]
         kernel = weights["address_recurrent_kernel"]
         wide = memory_ops.wide_dtype(self.compute_dtype)
         if wide == self.compute_dtype:

@@ -200,6 +200,18 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             shape=(size,), initializer=initializer, name=name
         )
 
+    def add_temperature(self, value):
+        return self.add_weight(
+            shape=(),
+            # `keras.initializers.Constant` would round to float32 first.
+            initializer=lambda shape, dtype: ops.convert_to_tensor(
+                value, dtype=dtype
+            ),
+            trainable=False,
+            autocast=False,
+            name="temperature",
+        )
+
     def add_kernel(self, name, kind, rows, sizes):
         """A kernel of column blocks. `kind` says whose options govern it."""
         initializer = getattr(self, f"{kind}_initializer")

@@ -49,6 +49,18 @@ def positive(name, value, takes="a finite number above 0"):
     return number
 
 
+def temperature_of_cell(value):
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(value, (schedule, dict)):
+        raise TypeError(
+            "Argument `temperature` of a cell must be a number: a cell "
+            "cannot count training steps. Received: temperature="
+            f"{value!r}. Give a schedule to the layer `ARMIN`, or "
+            "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
+        )
+    return positive("temperature", value)
+
+
 def count(name, value):
     """A whole number from 0 on."""
     takes = "a whole number from 0 on"

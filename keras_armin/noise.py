@@ -30,6 +30,7 @@ class StepNoise(NamedTuple):
     gumbel: Any = None  # (..., batch, slots)
     zoneout: Any = None  # (..., batch, units), True keeps the old value
     zoneout_cell: Any = None  # likewise, for the cell state of an LSTM
+    switches: Any = None  # (..., batch, 2), added to logits of TARDIS
 
 
 class SequenceNoise(NamedTuple):
@@ -75,6 +76,13 @@ def gumbel(shape, seed):
     uniform = keras.random.uniform(shape, dtype="float32", seed=seed)
     uniform = ops.clip(uniform, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)
     return -ops.log(-ops.log(uniform))
+
+
+def logistic(shape, seed):
+    """What makes a sigmoid of logits a sample: two Gumbel noises apart."""
+    uniform = keras.random.uniform(shape, dtype="float32", seed=seed)
+    uniform = ops.clip(uniform, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)
+    return ops.log(uniform) - ops.log1p(-uniform)
 
 
 def keep_old(shape, rate: float, seed):

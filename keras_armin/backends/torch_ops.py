@@ -8,42 +8,59 @@ matrix product takes 16 microseconds through it and 1.6 without.
 import torch
 from keras.ops import arange
 from torch import argmax
+from torch import argmin
 from torch import concatenate
 from torch import exp
 from torch import floor_divide
+from torch import log
 from torch import matmul
 from torch import mean
 from torch import ones_like
+from torch import relu
 from torch import reshape
 from torch import rsqrt
+from torch import sigmoid
 from torch import softmax
 from torch import square
 from torch import sum
+from torch import swapaxes
+from torch import tanh
 from torch import where
 from torch import zeros_like
+from torch.nn.functional import softplus
 
 __all__ = [
     "arange",
     "argmax",
+    "argmin",
     "cast",
+    "clip",
     "concatenate",
     "exp",
     "expand_dims",
     "floor_divide",
+    "log",
     "matmul",
     "mean",
     "minimum",
     "mod",
     "one_hot",
     "ones_like",
+    "relu",
     "reshape",
+    "roll",
     "rsqrt",
     "shape",
+    "sigmoid",
     "softmax",
+    "softplus",
     "split",
     "square",
     "stop_gradient",
     "sum",
+    "swapaxes",
+    "tanh",
+    "top_k",
     "transpose",
     "where",
     "zeros_like",
@@ -52,6 +69,10 @@ __all__ = [
 
 def cast(x, dtype):
     return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+
+def clip(x, lowest, highest):
+    return torch.clamp(x, lowest, highest)
 
 
 def expand_dims(x, axis):
@@ -70,6 +91,10 @@ def one_hot(index, classes, dtype):
     return cast(expand_dims(index, -1) == arange(classes), dtype)
 
 
+def roll(x, shift, axis):
+    return torch.roll(x, shift, axis)
+
+
 def shape(x):
     return tuple(x.shape)
 
@@ -80,6 +105,10 @@ def split(x, places, axis):
 
 def stop_gradient(x):
     return x.detach()
+
+
+def top_k(x, k):
+    return torch.topk(x, k)
 
 
 def transpose(x):

@@ -163,10 +163,11 @@ class LSTMDrivenCell(MemoryCell):
         training,
     ):
         """The new h and c. `entering` is h and what is fed back beside it."""
-        gates = plus_product(
-            projected["gates"],
+        gates = self.gates(
+            weights,
+            projected,
             times(entering, sequence_noise.recurrent),
-            weights["recurrent_kernel"],
+            step_noise,
         )
         i, f, o, j = self._activate(weights, gates)
         new_c = f * c_tm1 + i * j
@@ -182,6 +183,12 @@ class LSTMDrivenCell(MemoryCell):
             training,
         )
         return h, c
+
+    def gates(self, weights, projected, entering, step_noise):
+        """i, f, o and j before normalisation and activation."""
+        return plus_product(
+            projected["gates"], entering, weights["recurrent_kernel"]
+        )
 
     def _activate(self, weights, gates):
         """i, f, o and j, from all of them before normalisation."""

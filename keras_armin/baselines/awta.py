@@ -1,0 +1,191 @@
+"""AwTA: ARMIN with the addressing of TARDIS."""
+
+import keras
+
+from keras_armin import checks
+from keras_armin.armin_cell import ARMINCell
+from keras_armin.armin_equations import ARMINState
+from keras_armin.backends import ops
+from keras_armin.baselines.controlled_cell import VARIANTS
+from keras_armin.baselines.tardis_addressing import TARDISAddressing
+from keras_armin.cell import Step
+from keras_armin.cell import arguments_of
+from keras_armin.cell_layer import CellLayer
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class AwTACell(TARDISAddressing, ARMINCell):
+    """One step of ARMIN with TARDIS addressing, from the paper on ARMIN.
+
+    The cell is that of `ARMINCell`, but for the logits of its slots:
+
+        logit_i = a tanh(W [x, h, key_i, M_i, u] + b)
+
+    The keys are learnt. `u` says how often each slot has been read, with mean
+    0 and variance 1. The slot read last loses 100, and so is not read twice
+    in a row. With `layer_norm` the logits are normalised before that.
+
+    Args:
+        units: int. Size of the hidden state.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        memory_dim: int. Size of a slot. Defaults to `None`: `units`.
+        key_dim: int. Size of the key of a slot. Defaults to `16`.
+        address_units: int. Width of the network that computes the logits.
+            Defaults to `None`: a quarter of `units`.
+        variant: `"published"`, or `"released"` for what the ARMIN paper's
+            algorithmic results come from: `u` is divided by its length, and
+            so are the logits after 100 has been taken off, which leaves all
+            others near zero and the choice to chance. Defaults to
+            `"published"`.
+        addressing, temperature, activation, recurrent_activation,
+            state_activation, output_activation, use_bias, unit_forget_bias,
+            write_inputs, learn_initial_state, layer_norm, zoneout,
+            content_addressing, output_read, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `ARMINCell`. There is no
+            `content_addressing`: it has to be `False`.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: List `[output, h, memory, pointer, usage, last_read]`, each
+            flat: `(batch, size)`. The last two hold how often each slot was
+            read, and one more than the slot read last, as digits like those
+            of `pointer`.
+        training: bool. Whether noise, dropout and zoneout are at work.
+
+    Example:
+
+    >>> from keras_armin.baselines import AwTACell
+    >>> cell = AwTACell(8, memory_slots=4)
+    >>> rnn = keras.layers.RNN(cell, return_sequences=True)
+    >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 5, 16)
+
+    Reference:
+        - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        key_dim: int = 16,
+        address_units: int | None = None,
+        variant: str = "published",
+        **kwargs,
+    ):
+        super().__init__(units, memory_slots, memory_dim, **kwargs)
+        self.keep_addressing(key_dim, address_units)
+        self.variant = checks.choice("variant", variant, VARIANTS)
+        if self.content_addressing:
+            raise ValueError(
+                "Argument `content_addressing` must be False: this network "
+                "has the addressing of TARDIS. Received: "
+                "content_addressing=True"
+            )
+        self.state_size = [*self.state_size, *self.address_states.values()]
+
+    @property
+    def released(self):
+        return self.variant == "released"
+
+    @property
+    def state_names(self):
+        return (*ARMINState._fields, *self.address_states)
+
+    @property
+    def address_width(self):
+        """Columns that address: those of the hidden layer."""
+        return self.address_units
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.build_addressing(learn_keys=True)
+
+    def step(
+        self, weights, projected, states, step_noise, sequence_noise, training
+    ) -> Step:
+        *of_armin, usage, last_read = states
+        projected = {**projected, "usage": usage, "last_read": last_read}
+        step = super().step(
+            weights,
+            projected,
+            of_armin,
+            step_noise,
+            sequence_noise,
+            training,
+        )
+        states = [*step.states, *self.note_read(step.read, usage)]
+        return step._replace(states=states)
+
+    def scale_scores(self, weights, projected, gumbel):
+        """Not yet: TARDIS' logits are no sum of what is known before."""
+        return weights, {**projected, "gumbel": gumbel}
+
+    def _scores(self, weights, projected, query, h, memory, in_place):
+        logits = self.address_logits(
+            weights,
+            projected["address"],
+            ops.matmul(h, weights["address_recurrent_kernel"]),
+            memory,
+            projected["usage"],
+            projected["last_read"],
+        )
+        return self.tempered(
+            logits, projected["gumbel"], weights["temperature"]
+        )
+
+    def get_config(self):
+        config = {
+            **super().get_config(),
+            **self.config_of(arguments_of(AwTACell)),
+        }
+        config["temperature"] = self.initial_temperature
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class AwTA(CellLayer):
+    """ARMIN with the addressing of TARDIS, from the paper on ARMIN.
+
+    `AwTA(...)` has the weights of `keras.layers.RNN(AwTACell(...))` and,
+    without noise, gives the same numbers. Beyond that it carries its state on
+    every backend when `stateful`, and can be reset sample by sample.
+    `AwTA.cell` is the cell that holds the weights.
+
+    Args:
+        units, memory_slots, memory_dim, key_dim, address_units, variant: See
+            `AwTACell`.
+        addressing, temperature, activation, recurrent_activation,
+            state_activation, output_activation, use_bias, unit_forget_bias,
+            write_inputs, learn_initial_state, layer_norm, zoneout,
+            content_addressing, output_read, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `ARMINCell`. `temperature` takes no
+            schedule.
+        return_sequences, return_state, go_backwards, stateful, unroll,
+            zero_output_for_mask: See `LayerNormLSTM`.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state, mask, training, reset: See `LayerNormLSTM`.
+
+    Example:
+
+    >>> from keras_armin.baselines import AwTA
+    >>> layer = AwTA(8, memory_slots=4)
+    >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 16)
+
+    Reference:
+        - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
+    """
+
+    cell: AwTACell
+    cell_class = AwTACell
+    cell_name = "awta_cell"

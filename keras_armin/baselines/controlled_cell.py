@@ -1,0 +1,161 @@
+"""What NTM, DNC and SAM share: an LSTM that works heads on a memory."""
+
+from keras_armin import checks
+from keras_armin import memory as memory_ops
+from keras_armin.armin_equations import affine
+from keras_armin.backends import ops
+from keras_armin.baselines.initial_states import InitialStates
+from keras_armin.baselines.lstm_cell import LSTMDrivenCell
+from keras_armin.baselines.lstm_cell import count_step
+from keras_armin.cell import Step
+
+VARIANTS = ("published", "released")
+# Head pre-activations beyond this only overflow.
+LARGEST_INTERFACE = 20.0
+
+
+class ControlledCell(InitialStates, LSTMDrivenCell):
+    """An LSTM, fed with the inputs and what it read last, and its heads.
+
+    The output is `[h, reads]`, and is what is fed back. A subclass defines
+
+    - `extra_states`: sizes of the states between `memory` and `pointer`, by
+      name;
+    - `interface_sizes`: what the heads get from the LSTM, by name;
+    - `use_memory(parts, memory, extra, count)`, in float32 or wider: `parts`
+      of the interface, states by name, and the number of steps so far. It
+      returns reads `(batch, num_reads, memory_dim)`, the new memory and extra
+      states, and weights of reading and writing to be shown.
+    """
+
+    def __init__(
+        self,
+        units,
+        memory_slots,
+        memory_dim,
+        num_reads,
+        variant,
+        learn_initial_state,
+        **kwargs,
+    ):
+        super().__init__(units, **kwargs)
+        self.memory_slots = checks.size("memory_slots", memory_slots)
+        self.memory_dim = (
+            self.units
+            if memory_dim is None
+            else checks.size("memory_dim", memory_dim)
+        )
+        self.num_reads = checks.size("num_reads", num_reads)
+        self.variant = checks.choice("variant", variant, VARIANTS)
+        self.learn_initial_state = checks.flag(
+            "learn_initial_state", learn_initial_state
+        )
+        self.fed_back = self.num_reads * self.memory_dim
+        self.output_size = self.units + self.fed_back
+
+    @property
+    def released(self):
+        return self.variant == "released"
+
+    @property
+    def state_names(self):
+        return ("output", "c", "memory", *self.extra_states, "pointer")
+
+    @property
+    def state_size(self):
+        return [
+            self.output_size,
+            self.units,
+            self.memory_slots * self.memory_dim,
+            *self.extra_states.values(),
+            memory_ops.POINTER_DIGITS,
+        ]
+
+    # --- weights ------------------------------------------------------------
+
+    def build(self, input_shape):
+        self.keep_input_shape(input_shape)
+        self.build_lstm()
+        sizes = list(self.interface_sizes.values())
+        self.interface_kernel = self.add_kernel(
+            "interface_kernel", "kernel", self.units, sizes
+        )
+        if self.use_bias:
+            self.interface_bias = self.add_bias(
+                "interface_bias",
+                [(size, self.bias_initializer) for size in sizes],
+            )
+        self.build_initial_state()
+        self.built = True
+
+    @property
+    def learnt_states(self):
+        return {
+            "output": (self.output_size, ops.tanh),
+            "c": (self.units, ops.tanh),
+        }
+
+    # --- equations ----------------------------------------------------------
+
+    def step(
+        self, weights, projected, states, step_noise, sequence_noise, training
+    ) -> Step:
+        state = dict(zip(self.state_names, states))
+        h, c = self.lstm(
+            weights,
+            projected,
+            state["output"],
+            state["c"],
+            step_noise,
+            sequence_noise,
+            training,
+        )
+        wide = memory_ops.wide_dtype(self.compute_dtype)
+        parts = self._interface(weights, self.shown_to_heads(h, c), wide)
+        reads, memory, extra, read, written = self.use_memory(
+            parts,
+            ops.reshape(
+                ops.cast(state["memory"], wide),
+                (-1, self.memory_slots, self.memory_dim),
+            ),
+            {name: ops.cast(state[name], wide) for name in self.extra_states},
+            memory_ops.pointer_to_count(state["pointer"]),
+        )
+        reads = ops.reshape(reads, (-1, self.fed_back))
+        new = {
+            "output": ops.concatenate([h, ops.cast(reads, h.dtype)], axis=-1),
+            "c": c,
+            "memory": memory,
+            **extra,
+            "pointer": count_step(state["pointer"]),
+        }
+        return Step(
+            [self._flat(name, new[name], h.dtype) for name in new],
+            read,
+            written,
+        )
+
+    def shown_to_heads(self, h, c):
+        return h
+
+    def _interface(self, weights, h, wide):
+        """What the heads get, `(batch, size)` each."""
+        numbers = affine(
+            h, weights["interface_kernel"], weights.get("interface_bias")
+        )
+        numbers = ops.clip(
+            ops.cast(numbers, wide), -LARGEST_INTERFACE, LARGEST_INTERFACE
+        )
+        sizes = list(self.interface_sizes.values())
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        return dict(
+            zip(self.interface_sizes, ops.split(numbers, ends, axis=-1))
+        )
+
+    def _flat(self, name, x, dtype):
+        width = dict(zip(self.state_names, self.state_size))[name]
+        return ops.reshape(ops.cast(x, dtype), (-1, width))
+
+    def per_head(self, x, heads):
+        """`(batch, heads * width)` as `(batch, heads, width)`."""
+        return ops.reshape(x, (-1, heads, x.shape[-1] // heads))

@@ -1,0 +1,86 @@
+"""How NTM, DNC and SAM find their rows: pure functions on weightings.
+
+Shapes use `n` for the number of slots, `w` for the width of a slot and `k` for
+the number of heads. Everything is in float32 or wider.
+"""
+
+from keras_armin.backends import ops
+from keras_armin.memory import softmax
+
+# Under the square root of a norm, whose gradient at a row of zeros would
+# otherwise be NaN.
+NORM_EPSILON = 1e-6
+# Sharper than this makes no difference but to the gradient.
+LARGEST_STRENGTH = 50.0
+LARGEST_SHARPNESS = 20.0
+# Below this a weight counts as zero where its logarithm is taken.
+SMALLEST_WEIGHT = 1e-12
+# What a row is scored that must not be chosen.
+NEVER = -1e30
+
+
+def unit_rows(x):
+    """Each row of the last axis divided by its length."""
+    squared = ops.sum(ops.square(x), axis=-1)
+    return x * ops.expand_dims(ops.rsqrt(squared + NORM_EPSILON), -1)
+
+
+def cosine(memory, keys):
+    """Similarity of keys `(batch, k, w)` and rows: `(batch, k, n)`."""
+    rows = ops.swapaxes(unit_rows(memory), 1, 2)
+    return ops.matmul(unit_rows(keys), rows)
+
+
+def one_plus(x):
+    """A strength from 1 on."""
+    return ops.clip(1 + ops.softplus(x), 0.0, LARGEST_STRENGTH)
+
+
+def content(similarities, strengths):
+    """Weights `(batch, k, n)` by content; strengths are `(batch, k, 1)`."""
+    return softmax(strengths * similarities)
+
+
+def nearest(similarities, strengths, top_k):
+    """As `content`, over the `top_k` most similar rows alone."""
+    slots = similarities.shape[-1]
+    if top_k >= slots:
+        return content(similarities, strengths)
+    _, rows = ops.top_k(ops.stop_gradient(similarities), top_k)
+    chosen = ops.sum(ops.one_hot(rows, slots, dtype="int32"), axis=-2)
+    scores = strengths * similarities
+    return softmax(ops.where(chosen > 0, scores, NEVER))
+
+
+def shift(weights, taps):
+    """Convolve `(batch, k, n)` with `(batch, k, 2 s + 1)`, round the end.
+
+    The middle tap leaves weights where they are; the one after it moves them
+    one slot on.
+    """
+    reach = taps.shape[-1] // 2
+    moved = [
+        ops.roll(weights, places, axis=-1) * taps[..., index : index + 1]
+        for index, places in enumerate(range(-reach, reach + 1))
+    ]
+    return sum(moved[1:], moved[0])
+
+
+def sharpen(weights, sharpness):
+    """`weights ** sharpness`, made to sum to 1 again."""
+    weights = ops.clip(weights, SMALLEST_WEIGHT, 1.0)
+    return softmax(sharpness * ops.log(weights))
+
+
+def read(memory, weights):
+    """Rows `(batch, n, w)` summed by `(batch, k, n)`: `(batch, k, w)`."""
+    return ops.matmul(weights, memory)
+
+
+def erase_and_add(memory, weights, erase, add):
+    """Each head erases, `(batch, k, w)` between 0 and 1, then each adds."""
+    columns = ops.expand_dims(weights, -1)
+    kept = 1 - columns * ops.expand_dims(erase, 2)
+    for head in range(weights.shape[1]):
+        memory = memory * kept[:, head]
+    return memory + ops.matmul(ops.swapaxes(weights, 1, 2), add)

@@ -1,0 +1,242 @@
+"""The Neural Turing Machine."""
+
+import keras
+import numpy as np
+
+from keras_armin import checks
+from keras_armin.backends import ops
+from keras_armin.baselines import heads
+from keras_armin.baselines.controlled_cell import ControlledCell
+from keras_armin.cell_layer import CellLayer
+
+# What an unwritten memory holds: rows of zeros would have no direction.
+EMPTY = 1e-6
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class NTMCell(ControlledCell):
+    """One step of a Neural Turing Machine with an LSTM as controller.
+
+    From the inputs and what was read last, the LSTM computes `h`; from `h`
+    come for each head a key `k`, a strength `beta`, a gate `g`, a shift `s`
+    and a sharpness `gamma`, for write heads also `e` and `a`:
+
+        w_c = softmax(beta cos(k, M))
+        w_g = g w_c + (1 - g) w
+        w~(i) = sum_j w_g(j) s(i - j)
+        w' = w~ ** gamma / sum(w~ ** gamma)
+        r = w' M
+        M' = M (1 - w' e) + w' a
+        output = [h, r]
+
+    Heads read before they write. Keys and what is added pass a tanh, and what
+    the LSTM emits is kept within 20: the paper leaves both open. Sharpness is
+    at most 20. The memory starts at 1e-6, and all heads at slot 0.
+
+    Args:
+        units: int. Size of the hidden state of the LSTM.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        memory_dim: int. Size of a slot. Defaults to `None`: `units`.
+        num_reads: int. Number of read heads. Defaults to `1`.
+        num_writes: int. Number of write heads. Defaults to `1`.
+        shift_range: int. How many slots a head can move in a step, either
+            way. Defaults to `1`.
+        variant: `"published"`, or `"released"` for what the ARMIN paper's
+            figures come from: heads see the cell state divided by its length
+            instead of `h`, nothing is erased, `M' = (1 - w') M + w' a`, keys
+            and what is added pass no tanh, and weights start at zero. Its
+            one shift for a whole batch is not repeated. Defaults to
+            `"published"`.
+        learn_initial_state: bool. Train the state that a sequence starts
+            with: what is fed back, the cell state and the weights of the
+            heads; in the `"released"` variant the memory instead of the
+            weights. Defaults to `False`.
+        activation, recurrent_activation, use_bias, unit_forget_bias,
+            layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: Of the LSTM, see `LayerNormLSTMCell`.
+            `layer_norm` defaults to `False`.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: List `[output, c, memory, read_weights, write_weights,
+            pointer]`, each flat: `(batch, size)`.
+        training: bool. Whether dropout and zoneout are at work.
+
+    Example:
+
+    >>> from keras_armin.baselines import NTMCell
+    >>> cell = NTMCell(8, memory_slots=10, memory_dim=6)
+    >>> rnn = keras.layers.RNN(cell, return_sequences=True)
+    >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 5, 14)
+
+    Reference:
+        - [Graves et al., 2014](https://arxiv.org/abs/1410.5401)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        num_reads: int = 1,
+        num_writes: int = 1,
+        shift_range: int = 1,
+        variant: str = "published",
+        learn_initial_state: bool = False,
+        **kwargs,
+    ):
+        super().__init__(
+            units,
+            memory_slots=memory_slots,
+            memory_dim=memory_dim,
+            num_reads=num_reads,
+            variant=variant,
+            learn_initial_state=learn_initial_state,
+            **kwargs,
+        )
+        self.num_writes = checks.size("num_writes", num_writes)
+        self.shift_range = checks.size("shift_range", shift_range)
+
+    @property
+    def num_heads(self):
+        return self.num_reads + self.num_writes
+
+    @property
+    def extra_states(self):
+        return {
+            "read_weights": self.num_reads * self.memory_slots,
+            "write_weights": self.num_writes * self.memory_slots,
+        }
+
+    @property
+    def interface_sizes(self):
+        sizes = {
+            "keys": self.num_heads * self.memory_dim,
+            "strengths": self.num_heads,
+            "gates": self.num_heads,
+            "shifts": self.num_heads * (2 * self.shift_range + 1),
+            "sharpness": self.num_heads,
+            "add": self.num_writes * self.memory_dim,
+        }
+        if not self.released:
+            sizes["erase"] = self.num_writes * self.memory_dim
+        return sizes
+
+    @property
+    def learnt_states(self):
+        learnt = super().learnt_states
+        if self.released:
+            learnt["output"] = (self.units, ops.tanh)
+            width = self.memory_slots * self.memory_dim
+            return {**learnt, "memory": (width, ops.sigmoid)}
+        for name, width in self.extra_states.items():
+            learnt[name] = (width, self._softmax_of_heads)
+        return learnt
+
+    def _softmax_of_heads(self, numbers):
+        rows = ops.reshape(numbers, (-1, self.memory_slots))
+        return ops.reshape(ops.softmax(rows, -1), (-1,))
+
+    def constant_states(self):
+        start = {"memory": np.full(self.memory_slots * self.memory_dim, EMPTY)}
+        if not self.released:
+            first = np.eye(self.memory_slots)[0]
+            for name, width in self.extra_states.items():
+                start[name] = np.tile(first, width // self.memory_slots)
+        return start
+
+    def shown_to_heads(self, h, c):
+        return heads.unit_rows(c) if self.released else h
+
+    def use_memory(self, parts, memory, extra, count):
+        weights = self._address(parts, memory, extra)
+        read_weights = weights[:, : self.num_reads]
+        write_weights = weights[:, self.num_reads :]
+        reads = heads.read(memory, read_weights)
+        add = self._vectors(parts["add"], self.num_writes)
+        if self.released:
+            erase = ops.ones_like(add)
+        else:
+            erase = ops.sigmoid(self.per_head(parts["erase"], self.num_writes))
+        memory = heads.erase_and_add(memory, write_weights, erase, add)
+        extra = {"read_weights": read_weights, "write_weights": write_weights}
+        return (
+            reads,
+            memory,
+            extra,
+            ops.mean(read_weights, 1),
+            ops.mean(write_weights, 1),
+        )
+
+    def _address(self, parts, memory, extra):
+        """New weights of all heads, read heads first: `(batch, k, n)`."""
+        parts = {
+            name: self.per_head(parts[name], self.num_heads)
+            for name in ("keys", "strengths", "gates", "shifts", "sharpness")
+        }
+        keys = self._vectors(parts["keys"], self.num_heads)
+        before = ops.concatenate(
+            [
+                self.per_head(extra["read_weights"], self.num_reads),
+                self.per_head(extra["write_weights"], self.num_writes),
+            ],
+            axis=1,
+        )
+        strengths = ops.softplus(parts["strengths"])
+        by_content = heads.content(heads.cosine(memory, keys), strengths)
+        gate = ops.sigmoid(parts["gates"])
+        weights = gate * by_content + (1 - gate) * before
+        weights = heads.shift(weights, ops.softmax(parts["shifts"], -1))
+        sharpness = 1 + ops.softplus(parts["sharpness"])
+        return heads.sharpen(
+            weights, ops.clip(sharpness, 1.0, heads.LARGEST_SHARPNESS)
+        )
+
+    def _vectors(self, numbers, count):
+        if len(numbers.shape) == 2:
+            numbers = self.per_head(numbers, count)
+        return numbers if self.released else ops.tanh(numbers)
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class NTM(CellLayer):
+    """A Neural Turing Machine.
+
+    `NTM(...)` has the weights of `keras.layers.RNN(NTMCell(...))` and gives
+    the same numbers. Beyond that it carries its state on every backend when
+    `stateful`, and can be reset sample by sample. `NTM.cell` is the cell that
+    holds the weights.
+
+    Args:
+        units, memory_slots, memory_dim, num_reads, num_writes, shift_range,
+            variant, learn_initial_state, activation, recurrent_activation,
+            use_bias, unit_forget_bias, layer_norm, zoneout_cell,
+            zoneout_hidden, kernel_initializer, recurrent_initializer,
+            bias_initializer, kernel_regularizer, recurrent_regularizer,
+            bias_regularizer, kernel_constraint, recurrent_constraint,
+            bias_constraint, dropout, recurrent_dropout, seed: See `NTMCell`.
+        return_sequences, return_state, go_backwards, stateful, unroll,
+            zero_output_for_mask: See `LayerNormLSTM`.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state, mask, training, reset: See `LayerNormLSTM`.
+
+    Example:
+
+    >>> from keras_armin.baselines import NTM
+    >>> layer = NTM(8, memory_slots=10, memory_dim=6)
+    >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 14)
+
+    Reference:
+        - [Graves et al., 2014](https://arxiv.org/abs/1410.5401)
+    """
+
+    cell: NTMCell
+    cell_class = NTMCell
+    cell_name = "ntm_cell"

@@ -1,0 +1,222 @@
+"""Sparse access memory."""
+
+import keras
+
+from keras_armin import checks
+from keras_armin import memory as memory_ops
+from keras_armin.backends import ops
+from keras_armin.baselines import heads
+from keras_armin.baselines.controlled_cell import ControlledCell
+from keras_armin.cell_layer import CellLayer
+
+# A slot with more weight than this counts as accessed.
+ACCESSED = 0.005
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class SAMCell(ControlledCell):
+    """One step of a sparse access memory with an LSTM as controller.
+
+    From the inputs and what was read last, the LSTM computes `h`, from which
+    come for each read head a query `q` and a strength `beta` from 1 on, and a
+    write vector `v`, a write gate `alpha` and an interpolation gate `gamma`.
+    The slot accessed least recently is erased, and the writing goes to it and
+    to what was read last, `w_r`, the mean over heads:
+
+        w_w = alpha (gamma w_r + (1 - gamma) oldest)
+        M' = (1 - oldest) M + w_w v
+        w_r' = softmax(beta cos(q, M')) over the top_k most similar rows
+        r = w_r' M',    output = [h, r]
+
+    Only these rows are touched, forward and by the gradient. The search is
+    exact. Which slot was accessed when, with a weight above 0.005, is counted
+    in whole numbers; empty slots are filled in order. Nothing of the choice
+    of rows has a gradient.
+
+    Args:
+        units: int. Size of the hidden state of the LSTM.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        memory_dim: int. Size of a slot. Defaults to `None`: `units`.
+        num_reads: int. Number of read heads. Defaults to `1`.
+        top_k: int. Rows that a head reads. Defaults to `4`.
+        variant: `"published"`, or `"released"` for what the ARMIN paper's
+            figures come from, as far as it can be told: a gate of its own for
+            each row that was read and for the oldest one, which is read too;
+            similarities divided by `memory_dim`; no strength, so that reads
+            are nearly uniform. It takes one read head. Its wrong record of
+            accesses, and that several rows could be erased at once, are not
+            repeated. Defaults to `"published"`.
+        learn_initial_state: bool. Train the output and the cell state that a
+            sequence starts with. Defaults to `False`.
+        activation, recurrent_activation, use_bias, unit_forget_bias,
+            layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: Of the LSTM, see `LayerNormLSTMCell`.
+            `layer_norm` defaults to `False`.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: List `[output, c, memory, read_weights, accessed, pointer]`,
+            each flat: `(batch, size)`. `accessed` holds the step after which
+            each slot was last accessed, as digits like those of `pointer`.
+        training: bool. Whether dropout and zoneout are at work.
+
+    Example:
+
+    >>> from keras_armin.baselines import SAMCell
+    >>> cell = SAMCell(8, memory_slots=10, memory_dim=6)
+    >>> rnn = keras.layers.RNN(cell, return_sequences=True)
+    >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 5, 14)
+
+    Reference:
+        - [Rae et al., 2016](https://arxiv.org/abs/1610.09027)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        num_reads: int = 1,
+        top_k: int = 4,
+        variant: str = "published",
+        learn_initial_state: bool = False,
+        **kwargs,
+    ):
+        super().__init__(
+            units,
+            memory_slots=memory_slots,
+            memory_dim=memory_dim,
+            num_reads=num_reads,
+            variant=variant,
+            learn_initial_state=learn_initial_state,
+            **kwargs,
+        )
+        self.top_k = checks.size("top_k", top_k)
+        if self.released and self.num_reads > 1:
+            raise ValueError(
+                "Argument `num_reads` must be 1 with variant='released'. "
+                f"Received: num_reads={num_reads}"
+            )
+
+    @property
+    def neighbours(self):
+        return min(self.top_k, self.memory_slots)
+
+    @property
+    def extra_states(self):
+        n = self.memory_slots
+        return {
+            "read_weights": self.num_reads * n,
+            "accessed": n * memory_ops.POINTER_DIGITS,
+        }
+
+    @property
+    def interface_sizes(self):
+        width, sizes = self.memory_dim, {}
+        sizes["queries"] = self.num_reads * width
+        if not self.released:
+            sizes["strengths"] = self.num_reads
+        sizes["write"] = width
+        sizes["interpolation"] = self.neighbours + 1 if self.released else 1
+        sizes["write_gate"] = 1
+        return sizes
+
+    def use_memory(self, parts, memory, extra, count):
+        w_r = self.per_head(extra["read_weights"], self.num_reads)
+        accessed = memory_ops.pointer_to_count(
+            self.per_head(extra["accessed"], self.memory_slots)
+        )
+        oldest = ops.one_hot(
+            ops.argmin(accessed, -1), self.memory_slots, dtype=memory.dtype
+        )
+        w_w = self._write_weights(parts, w_r, oldest)
+        memory = memory * ops.expand_dims(1 - oldest, -1) + (
+            ops.expand_dims(w_w, -1) * ops.expand_dims(parts["write"], 1)
+        )
+        w_r = self._read_weights(parts, memory, oldest)
+        now = ops.expand_dims(memory_ops.advance(count), -1)
+        touched = ops.sum(w_r, axis=1) + w_w > ACCESSED
+        accessed = ops.where(touched, now, accessed)
+        extra = {
+            "read_weights": w_r,
+            "accessed": memory_ops.count_to_pointer(accessed, memory.dtype),
+        }
+        return heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
+
+    def _write_weights(self, parts, w_r, oldest):
+        gate = ops.sigmoid(parts["interpolation"])
+        w_r = ops.mean(w_r, axis=1)
+        if self.released:
+            gate = self._gate_of_rows(gate, w_r, oldest)
+        where = gate * w_r + (1 - gate) * oldest
+        return ops.sigmoid(parts["write_gate"]) * where
+
+    def _gate_of_rows(self, gates, w_r, oldest):
+        """The gates `(batch, neighbours + 1)` at their rows: `(batch, n)`."""
+        _, rows = ops.top_k(ops.stop_gradient(w_r), self.neighbours)
+        rows = ops.one_hot(rows, self.memory_slots, dtype=gates.dtype)
+        read = ops.expand_dims(gates[:, :-1], 1)
+        at_rows = ops.matmul(read, rows)[:, 0] * (1 - oldest)
+        return at_rows + gates[:, -1:] * oldest
+
+    def _read_weights(self, parts, memory, oldest):
+        queries = self.per_head(parts["queries"], self.num_reads)
+        similarities = heads.cosine(memory, queries)
+        if not self.released:
+            strengths = self.per_head(parts["strengths"], self.num_reads)
+            return heads.nearest(
+                similarities, heads.one_plus(strengths), self.neighbours
+            )
+        # The oldest row is seen beside the nearest others.
+        seen = heads.nearest(
+            ops.where(oldest[:, None] > 0, heads.NEVER, similarities),
+            1.0,
+            self.neighbours,
+        )
+        seen = (seen > 0) | (oldest[:, None] > 0)
+        scores = ops.where(seen, similarities / self.memory_dim, heads.NEVER)
+        return memory_ops.softmax(scores)
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class SAM(CellLayer):
+    """A recurrent network with a sparse access memory.
+
+    `SAM(...)` has the weights of `keras.layers.RNN(SAMCell(...))` and gives
+    the same numbers. Beyond that it carries its state on every backend when
+    `stateful`, and can be reset sample by sample. `SAM.cell` is the cell that
+    holds the weights.
+
+    Args:
+        units, memory_slots, memory_dim, num_reads, top_k, variant,
+            learn_initial_state, activation, recurrent_activation, use_bias,
+            unit_forget_bias, layer_norm, zoneout_cell, zoneout_hidden,
+            kernel_initializer, recurrent_initializer, bias_initializer,
+            kernel_regularizer, recurrent_regularizer, bias_regularizer,
+            kernel_constraint, recurrent_constraint, bias_constraint,
+            dropout, recurrent_dropout, seed: See `SAMCell`.
+        return_sequences, return_state, go_backwards, stateful, unroll,
+            zero_output_for_mask: See `LayerNormLSTM`.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state, mask, training, reset: See `LayerNormLSTM`.
+
+    Example:
+
+    >>> from keras_armin.baselines import SAM
+    >>> layer = SAM(8, memory_slots=10, memory_dim=6)
+    >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 14)
+
+    Reference:
+        - [Rae et al., 2016](https://arxiv.org/abs/1610.09027)
+    """
+
+    cell: SAMCell
+    cell_class = SAMCell
+    cell_name = "sam_cell"

@@ -1,0 +1,370 @@
+"""TARDIS: temporal automatic relation discovery in sequences."""
+
+import keras
+
+from keras_armin import checks
+from keras_armin import memory as memory_ops
+from keras_armin import noise
+from keras_armin.armin_cell import ADDRESSING
+from keras_armin.armin_equations import affine
+from keras_armin.armin_equations import times
+from keras_armin.backends import ops
+from keras_armin.backends import plus_product
+from keras_armin.baselines.controlled_cell import VARIANTS
+from keras_armin.baselines.initial_states import InitialStates
+from keras_armin.baselines.lstm_cell import LSTMDrivenCell
+from keras_armin.baselines.lstm_cell import count_step
+from keras_armin.baselines.tardis_addressing import TARDISAddressing
+from keras_armin.cell import Step
+from keras_armin.cell_layer import CellLayer
+from keras_armin.noise import SequenceNoise
+
+# The publication fixes the temperature of the two switches.
+SWITCH_TEMPERATURE = 0.3
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
+    """One step of TARDIS.
+
+    A slot holds a fixed random key and what was written. One is picked, the
+    read enters an LSTM behind two switches, and the slot that was read is
+    overwritten; the first `memory_slots` steps fill the slots in order.
+
+        logit_i = a tanh(W [x, h, key_i, M_i, u] + b)
+        s = gumbel_softmax(logits, less 100 where the last read was)
+        r = s [key, M]
+        alpha, beta = gumbel_sigmoid(W [x, h, r] + b)
+        i, f, o = sigma(W [x, h, r] + b)
+        j = tanh(W [x, beta h, alpha r] + b)
+        c' = f c + i j,    h' = o tanh(c')
+        M'[slot] = W h' + b
+        output = [h', r]
+
+    `u` says how often each slot has been read, with mean 0 and variance 1. It
+    and the last read pass no gradient. At inference there is no noise: the
+    best slot is read, and a switch is the sigmoid of its logit over 0.3.
+
+    Args:
+        units: int. Size of the hidden state.
+        memory_slots: int. Number of vectors in memory. Defaults to `20`.
+        memory_dim: int. Size of what is written. Defaults to `None`: `units`.
+        key_dim: int. Size of the key of a slot. Defaults to `16`.
+        address_units: int. Width of the network that computes the logits.
+            Defaults to `None`: a quarter of `units`.
+        addressing: `"hard"`, `"relaxed"` or `"soft"`, see `ARMINCell`.
+            Defaults to `"hard"`.
+        temperature: float. Divides the logits and their noise, see
+            `ARMINCell`. Defaults to `1.0`.
+        variant: `"published"`, or `"released"` for what the ARMIN paper's
+            algorithmic results come from: the logits see the cell state
+            instead of `h`, keys are learnt and not read, `u` is divided by
+            its length, and so are the logits after 100 has been taken off,
+            which leaves all others near zero and the choice to chance; `x` is
+            written too. That a gradient passed through the last read, a
+            hundredfold, is not repeated, nor the one-sided noise of the
+            switches. Defaults to `"published"`.
+        learn_initial_state: bool. Train the hidden state, the cell state and
+            the memory that a sequence starts with. Defaults to `False`.
+        activation, recurrent_activation, use_bias, unit_forget_bias,
+            layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: Of the LSTM, see `LayerNormLSTMCell`.
+            `layer_norm` defaults to `False`, and normalises the logits too,
+            before 100 is taken off.
+
+    Call arguments:
+        inputs: Tensor of shape `(batch, features)`.
+        states: List `[output, c, memory, usage, last_read, pointer]`, each
+            flat: `(batch, size)`. `usage` and `last_read` hold how often each
+            slot was read, and one more than the slot read last, as digits
+            like those of `pointer`.
+        training: bool. Whether noise, dropout and zoneout are at work.
+
+    Example:
+
+    >>> from keras_armin.baselines import TARDISCell
+    >>> cell = TARDISCell(8, memory_slots=4, key_dim=3)
+    >>> rnn = keras.layers.RNN(cell, return_sequences=True)
+    >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 5, 19)
+
+    Reference:
+        - [Gulcehre et al., 2017](https://arxiv.org/abs/1701.08718)
+    """
+
+    def __init__(
+        self,
+        units: int,
+        memory_slots: int = 20,
+        memory_dim: int | None = None,
+        key_dim: int = 16,
+        address_units: int | None = None,
+        addressing: str = "hard",
+        temperature: float = 1.0,
+        variant: str = "published",
+        learn_initial_state: bool = False,
+        **kwargs,
+    ):
+        super().__init__(units, **kwargs)
+        self.memory_slots = checks.size("memory_slots", memory_slots)
+        self.memory_dim = (
+            self.units
+            if memory_dim is None
+            else checks.size("memory_dim", memory_dim)
+        )
+        self.keep_addressing(key_dim, address_units)
+        self.addressing = checks.choice("addressing", addressing, ADDRESSING)
+        self.initial_temperature = checks.temperature_of_cell(temperature)
+        self.variant = checks.choice("variant", variant, VARIANTS)
+        self.learn_initial_state = checks.flag(
+            "learn_initial_state", learn_initial_state
+        )
+        read = self.memory_dim + self.key_dim * (not self.released)
+        self.fed_back = read
+        self.output_size = self.units + read
+        self.temperature = None
+
+    @property
+    def released(self):
+        return self.variant == "released"
+
+    @property
+    def state_names(self):
+        return ("output", "c", "memory", *self.address_states, "pointer")
+
+    @property
+    def state_size(self):
+        return [
+            self.output_size,
+            self.units,
+            self.memory_slots * self.memory_dim,
+            *self.address_states.values(),
+            memory_ops.POINTER_DIGITS,
+        ]
+
+    # --- weights ------------------------------------------------------------
+
+    def build(self, input_shape):
+        self.keep_input_shape(input_shape)
+        self.build_lstm()
+        self._build_pair("address", self.units, [self.address_units])
+        self._build_pair("switch", self.recurrent_width, [1, 1])
+        self.build_addressing(learn_keys=self.released)
+        self.write_kernel = self.add_kernel(
+            "write_kernel",
+            "kernel",
+            self.units + self.input_dim * self.released,
+            [self.memory_dim],
+        )
+        if self.use_bias:
+            self.write_bias = self.add_bias(
+                "write_bias", [(self.memory_dim, self.bias_initializer)]
+            )
+        self.build_initial_state()
+        self.temperature = self.add_temperature(self.initial_temperature)
+        self.built = True
+
+    def _build_pair(self, name, carried, sizes):
+        """Kernels of the inputs and of what is carried, and their bias."""
+        weights = {
+            f"{name}_kernel": ("kernel", self.input_dim),
+            f"{name}_recurrent_kernel": ("recurrent", carried),
+        }
+        for weight, (kind, rows) in weights.items():
+            setattr(self, weight, self.add_kernel(weight, kind, rows, sizes))
+        if self.use_bias:
+            bias = [(size, self.bias_initializer) for size in sizes]
+            setattr(self, f"{name}_bias", self.add_bias(f"{name}_bias", bias))
+
+    @property
+    def learnt_states(self):
+        return {
+            "output": (self.units, ops.tanh),
+            "c": (self.units, ops.tanh),
+            "memory": (self.memory_slots * self.memory_dim, lambda x: x),
+        }
+
+    # --- randomness ---------------------------------------------------------
+
+    @property
+    def needs_gumbel(self):
+        return self.addressing != "soft"
+
+    @property
+    def step_draws(self):
+        return super().step_draws + int(self.needs_gumbel) + 1
+
+    def draw_step_noise(self, leading, seeds):
+        *seeds, switches = seeds
+        gumbel = None
+        if self.needs_gumbel:
+            *seeds, seed = seeds
+            gumbel = noise.gumbel((*leading, self.memory_slots), seed)
+        return (
+            super()
+            .draw_step_noise(leading, seeds)
+            ._replace(
+                gumbel=gumbel, switches=noise.logistic((*leading, 2), switches)
+            )
+        )
+
+    # --- equations ----------------------------------------------------------
+
+    def project(self, weights, inputs, sequence_noise=SequenceNoise()):
+        projected = super().project(weights, inputs, sequence_noise)
+        inputs = times(inputs, sequence_noise.inputs)
+        for name in ("address", "switch"):
+            projected[name] = affine(
+                inputs, weights[f"{name}_kernel"], weights.get(f"{name}_bias")
+            )
+        if self.released:
+            projected["write"] = ops.matmul(
+                inputs, weights["write_kernel"][: self.input_dim]
+            )
+        return projected
+
+    def step(
+        self, weights, projected, states, step_noise, sequence_noise, training
+    ) -> Step:
+        output, c, flat, usage, last_read, pointer = states
+        h = output[:, : self.units]
+        shape = (-1, self.memory_slots, self.memory_dim)
+        memory = ops.reshape(flat, shape)
+        state = c if self.released else h
+        logits = self.address_logits(
+            weights,
+            projected["address"],
+            ops.matmul(state, weights["address_recurrent_kernel"]),
+            memory,
+            usage,
+            last_read,
+        )
+        scores = self.tempered(
+            logits, step_noise.gumbel, weights["temperature"]
+        )
+        address = memory_ops.address(
+            scores, self.addressing, sampled=step_noise.gumbel is not None
+        )
+        r = self._read(weights, memory, address)
+        h, c = self.lstm(
+            weights,
+            projected,
+            ops.concatenate([h, r], axis=-1),
+            c,
+            step_noise,
+            sequence_noise,
+            training,
+        )
+        memory, written = self._write(
+            memory, address, pointer, self._value(weights, projected, h)
+        )
+        read = address.slot if address.weights is None else address.weights
+        new = [
+            ops.concatenate([h, r], axis=-1),
+            c,
+            ops.reshape(memory, (-1, self.memory_slots * self.memory_dim)),
+            *self.note_read(read, usage),
+            count_step(pointer),
+        ]
+        return Step(new, read, written)
+
+    def _read(self, weights, memory, address):
+        read = memory_ops.read(memory, address)
+        if self.released:
+            return read
+        keys = weights["address_keys"]
+        chosen = memory_ops.as_weights(
+            address.slot if address.weights is None else address.weights,
+            self.memory_slots,
+        )
+        key = ops.matmul(ops.cast(chosen, keys.dtype), keys)
+        return ops.concatenate([key, read], axis=-1)
+
+    def gates(self, weights, projected, entering, step_noise):
+        logits = plus_product(
+            projected["switch"], entering, weights["switch_recurrent_kernel"]
+        )
+        wide = memory_ops.wide_dtype(self.compute_dtype)
+        logits = ops.cast(logits, wide)
+        if step_noise.switches is not None:
+            logits = logits + ops.cast(step_noise.switches, wide)
+        switches = ops.sigmoid(logits / SWITCH_TEMPERATURE)
+        switches = ops.cast(switches, entering.dtype)
+        u = self.units
+        switched = ops.concatenate(
+            [
+                entering[:, :u] * switches[:, :1],
+                entering[:, u:] * switches[:, 1:],
+            ],
+            axis=-1,
+        )
+        x, kernel = projected["gates"], weights["recurrent_kernel"]
+        return ops.concatenate(
+            [
+                plus_product(x[:, : 3 * u], entering, kernel[:, : 3 * u]),
+                plus_product(x[:, 3 * u :], switched, kernel[:, 3 * u :]),
+            ],
+            axis=-1,
+        )
+
+    def _value(self, weights, projected, h):
+        rows = weights["write_kernel"][-self.units :]
+        value = affine(h, rows, weights.get("write_bias"))
+        return value + projected["write"] if self.released else value
+
+    def _write(self, memory, address, pointer, value):
+        count = memory_ops.pointer_to_count(pointer)
+        if address.slot is None:
+            weights = memory_ops.soft_write_weights(count, address.weights)
+            return memory_ops.blend(memory, weights, value), weights
+        slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
+        return memory_ops.overwrite(memory, slot, value), slot
+
+    def get_config(self):
+        config = super().get_config()
+        config["temperature"] = self.initial_temperature
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class TARDIS(CellLayer):
+    """A recurrent network with the memory of TARDIS.
+
+    `TARDIS(...)` has the weights of `keras.layers.RNN(TARDISCell(...))` and,
+    without noise, gives the same numbers. Beyond that it carries its state on
+    every backend when `stateful`, and can be reset sample by sample.
+    `TARDIS.cell` is the cell that holds the weights.
+
+    Args:
+        units, memory_slots, memory_dim, key_dim, address_units, addressing,
+            temperature, variant, learn_initial_state, activation,
+            recurrent_activation, use_bias, unit_forget_bias, layer_norm,
+            zoneout_cell, zoneout_hidden, kernel_initializer,
+            recurrent_initializer, bias_initializer, kernel_regularizer,
+            recurrent_regularizer, bias_regularizer, kernel_constraint,
+            recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `TARDISCell`.
+        return_sequences, return_state, go_backwards, stateful, unroll,
+            zero_output_for_mask: See `LayerNormLSTM`.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, time, features)`.
+        initial_state, mask, training, reset: See `LayerNormLSTM`.
+
+    Example:
+
+    >>> from keras_armin.baselines import TARDIS
+    >>> layer = TARDIS(8, memory_slots=4, key_dim=3)
+    >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
+    (2, 19)
+
+    Reference:
+        - [Gulcehre et al., 2017](https://arxiv.org/abs/1701.08718)
+    """
+
+    cell: TARDISCell
+    cell_class = TARDISCell
+    cell_name = "tardis_cell"
