@@ -5,26 +5,18 @@ from operator import attrgetter
 from typing import Any
 
 import keras
-from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import backends
-from keras_armin import checks
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
-from keras_armin.recurrent import MemoryRNN
 from keras_armin.sequence import run_armin
-
-# What a schedule may fall to: dividing by 0 would give NaN.
-LOWEST_TEMPERATURE = 1e-3
-_TEMPERATURE_TAKES = (
-    "a finite number above 0, or an instance of a schedule of "
-    "`keras.optimizers.schedules`"
-)
+from keras_armin.temperature import TemperedRNN
+from keras_armin.temperature import split_schedule
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMIN(MemoryRNN):
+class ARMIN(TemperedRNN):
     """A recurrent layer with an external memory.
 
     `ARMIN(...)` has the weights of `keras.layers.RNN(ARMINCell(...))` and,
@@ -129,11 +121,7 @@ class ARMIN(MemoryRNN):
     ):
         given = locals()
         arguments = {name: given[name] for name in cell_arguments()}
-        schedule = _as_schedule(temperature)
-        if schedule is None:
-            checks.positive("temperature", temperature, _TEMPERATURE_TAKES)
-        else:
-            arguments["temperature"] = _value_at(schedule, 0)
+        arguments["temperature"], schedule = split_schedule(temperature)
         cell = ARMINCell(
             **arguments,
             dtype=kwargs.get("dtype"),
@@ -151,30 +139,6 @@ class ARMIN(MemoryRNN):
             **kwargs,
         )
         self.temperature_schedule = schedule
-        self.temperature_step = None
-
-    def build(self, sequences_shape, initial_state_shape=None):
-        super().build(sequences_shape, initial_state_shape)
-        if self.temperature_schedule is not None:
-            self.temperature_step = self.add_weight(
-                shape=(),
-                initializer="zeros",
-                dtype="int",
-                trainable=False,
-                name="temperature_step",
-            )
-
-    def call(
-        self,
-        sequences: Any,
-        initial_state: list | None = None,
-        mask: Any = None,
-        training: bool = False,
-        reset: Any = None,
-    ) -> Any:
-        if training and self.temperature_schedule is not None:
-            self._follow_schedule()
-        return super().call(sequences, initial_state, mask, training, reset)
 
     def _loop(self, sequences, states, reset, trace, **arguments):
         """The fast way, wherever it holds.
@@ -202,40 +166,6 @@ class ARMIN(MemoryRNN):
             )
         )
 
-    def _follow_schedule(self):
-        temperature = self.cell.temperature
-        value = self.temperature_schedule(self.temperature_step.value)
-        value = ops.cast(value, temperature.dtype)
-        temperature.assign(ops.maximum(value, LOWEST_TEMPERATURE))
-        self.temperature_step.assign_add(1)
-
-    def load_own_variables(self, store):
-        # Whether the temperature follows a schedule is no part of the
-        # contract: either kind of layer loads what the other saved.
-        has_step = self.temperature_step is not None
-        if has_step == ("temperature_step" in store.keys()):
-            super().load_own_variables(store)
-
-    def get_config(self):
-        config = super().get_config()
-        if self.temperature_schedule is not None:
-            config["temperature"] = keras.optimizers.schedules.serialize(
-                self.temperature_schedule
-            )
-        return config
-
 
 for _name in cell_arguments():
     setattr(ARMIN, _name, property(attrgetter(f"cell.{_name}")))
-
-
-def _as_schedule(temperature):
-    if isinstance(temperature, dict):
-        return keras.optimizers.schedules.deserialize(temperature)
-    if isinstance(temperature, LearningRateSchedule):
-        return temperature
-    return None
-
-
-def _value_at(schedule, step):
-    return float(ops.convert_to_numpy(schedule(step)))

@@ -10,18 +10,23 @@ from keras import ops
 
 from keras_armin import checks
 from keras_armin import keras_private
-from keras_armin.armin import ARMIN
-from keras_armin.armin import LOWEST_TEMPERATURE
-from keras_armin.armin_cell import ARMINCell
+from keras_armin.cell import MemoryCell
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.recurrent import MemoryRNN
+from keras_armin.temperature import LOWEST_TEMPERATURE
+from keras_armin.temperature import TemperedRNN
+
+
+def _has_temperature(layer):
+    return isinstance(layer, MemoryCell) and hasattr(layer, "temperature")
 
 
 class TemperatureAnnealing(keras.callbacks.Callback):
     """Sets the temperature of every ARMIN in the model while it trains.
 
-    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model.
+    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
+    and so it does `TARDIS` and `AwTA`.
 
     Args:
         schedule: A `keras.optimizers.schedules` schedule, or a function from
@@ -58,13 +63,13 @@ class TemperatureAnnealing(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self._value = None
         layers = keras_private.all_layers(self.model)
-        if not any(isinstance(layer, ARMINCell) for layer in layers):
+        if not any(_has_temperature(layer) for layer in layers):
             raise ValueError(
                 "`TemperatureAnnealing` found no ARMIN in the model "
-                f"'{self.model.name}'."
+                f"'{self.model.name}', nor another layer with a temperature."
             )
         for layer in layers:
-            if isinstance(layer, ARMIN) and layer.temperature_schedule:
+            if isinstance(layer, TemperedRNN) and layer.temperature_schedule:
                 raise ValueError(
                     f"Layer '{layer.name}' follows a temperature schedule of "
                     "its own. Use that or `TemperatureAnnealing`, not both."
@@ -100,7 +105,7 @@ class TemperatureAnnealing(keras.callbacks.Callback):
         # Through `self.model`, which on JAX fetches the variables from the
         # training loop first.
         for layer in keras_private.all_layers(self.model):
-            if isinstance(layer, ARMINCell):
+            if _has_temperature(layer):
                 layer.temperature.assign(value)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from keras_armin.cell import MemoryCell
 from keras_armin.cell import parameters_of
-from keras_armin.recurrent import MemoryRNN
+from keras_armin.temperature import TemperedRNN
+from keras_armin.temperature import split_schedule
 
 FLAGS = (
     "return_sequences",
@@ -18,7 +19,7 @@ FLAGS = (
 )
 
 
-class CellLayer(MemoryRNN):
+class CellLayer(TemperedRNN):
     """The layer of a cell. Its arguments are those of the cell, then `FLAGS`.
 
     A subclass names its `cell_class`, and has all arguments of it as
@@ -51,6 +52,11 @@ class CellLayer(MemoryRNN):
         given = dict(bound.arguments)
         rest = given.pop("kwargs")
         flags = {name: given.pop(name) for name in FLAGS}
+        schedule = None
+        if "temperature" in given:
+            given["temperature"], schedule = split_schedule(
+                given["temperature"]
+            )
         cell = self.cell_class(
             **given,
             dtype=rest.get("dtype"),
@@ -58,3 +64,4 @@ class CellLayer(MemoryRNN):
             name=self.cell_name,
         )
         super().__init__(cell, **flags, **rest)
+        self.temperature_schedule = schedule

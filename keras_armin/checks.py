@@ -55,7 +55,7 @@ def temperature_of_cell(value):
         raise TypeError(
             "Argument `temperature` of a cell must be a number: a cell "
             "cannot count training steps. Received: temperature="
-            f"{value!r}. Give a schedule to the layer `ARMIN`, or "
+            f"{value!r}. Give a schedule to the layer, or "
             "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
         )
     return positive("temperature", value)

@@ -166,8 +166,8 @@ class AwTA(CellLayer):
             recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
-            recurrent_dropout, seed: See `ARMINCell`. `temperature` takes no
-            schedule.
+            recurrent_dropout, seed: See `ARMINCell`. `temperature` may be a
+            schedule, as for `ARMIN`.
         return_sequences, return_state, go_backwards, stateful, unroll,
             zero_output_for_mask: See `LayerNormLSTM`.
 

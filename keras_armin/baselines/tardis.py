@@ -346,7 +346,8 @@ class TARDIS(CellLayer):
             recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
-            recurrent_dropout, seed: See `TARDISCell`.
+            recurrent_dropout, seed: See `TARDISCell`. `temperature` may be a
+            schedule, as for `ARMIN`.
         return_sequences, return_state, go_backwards, stateful, unroll,
             zero_output_for_mask: See `LayerNormLSTM`.
 
