@@ -138,10 +138,20 @@ _LSTM_SETTINGS = {
     },
     "paper-enwik8": {"units": 1492, "zoneout": 0.3},
 }
+# Likewise for the paper's other networks, in its first table.
+_OTHER_SETTINGS = {
+    "ntm": {"slots": 50},
+    "tardis": {"units": 1000, "key_dim": 100},
+    "awta": {"key_dim": 100},
+}
 # Bits per character on the test text, as the paper has them.
 _PAPER_BPC = {
     ("paper-ptb", "armin"): 1.198,
     ("paper-ptb", "ln-lstm"): 1.24,
+    ("paper-ptb", "awta"): 1.223,
+    ("paper-ptb", "tardis"): 1.268,
+    ("paper-ptb", "dnc"): 1.390,
+    ("paper-ptb", "ntm"): 1.535,
     ("paper-light", "armin"): 1.238,
     ("paper-light", "ln-lstm"): 1.39,
     ("paper-enwik8", "armin"): 1.331,
@@ -156,6 +166,8 @@ def preset_values(arguments):
     values = {**_COMMON, **_SETTINGS[arguments.preset]}
     if arguments.model == "ln-lstm":
         values.update(_LSTM_SETTINGS[arguments.preset])
+    elif arguments.preset == "paper-ptb":
+        values.update(_OTHER_SETTINGS.get(arguments.model, {}))
     return values
 
 

@@ -35,7 +35,15 @@ from examples.support import pixels
 from examples.support import training
 from examples.support.command_types import positive
 
-PAPER_ACCURACY = {"armin": 0.943, "lstm": 0.927}
+PAPER_ACCURACY = {
+    "armin": 0.943,
+    "lstm": 0.927,
+    "ntm": 0.925,
+    "dnc": 0.943,
+    "sab": 0.942,
+    "tardis": 0.941,
+    "awta": 0.941,
+}
 PRESETS = {
     "quick": "digits, two minutes",
     "digits": "digits until nothing is gained any more",
@@ -65,10 +73,18 @@ SETTINGS = {
         "decay": "step",
     },
 }
+_28_BY_28 = {"units": 100, "slots": 28, "memory_dim": 28}
 NETWORKS = {
-    "armin": {"units": 100, "slots": 28, "memory_dim": 28, "cell": "pixels"},
+    "armin": {**_28_BY_28, "cell": "pixels"},
     "lstm": {"units": 128},
     "ln-lstm": {"units": 128, "layer_norm": True},
+    "ntm": _28_BY_28,
+    "dnc": _28_BY_28,
+    "sam": _28_BY_28,
+    "tardis": {**_28_BY_28, "key_dim": 25, "learn_initial_state": True},
+    "awta": {**_28_BY_28, "key_dim": 25, "cell": "pixels"},
+    # As many states as the others have slots, over all of MNIST.
+    "sab": {"units": 128, "slots": 28, "store_every": 28, "top_k": 5},
 }
 # What learned fastest of what was tried on the digits. On 14 x 14 pixels it
 # stayed at chance: MNIST has the defaults.
@@ -269,7 +285,7 @@ def paper_accuracy(arguments):
 def show(model, test, arguments, run):
     """The learning curve, and the memory at work on one image."""
     draw_curve(run.history, run.folder / "curve.png")
-    if arguments.model == "armin":
+    if arguments.model in models.WITH_MEMORY:
         image, label = test.images[:1], test.labels[0]
         draw_memory(model, image, label, run.folder / "memory.png")
 

@@ -13,6 +13,12 @@ from examples.support.command_types import at_least_zero
 from examples.support.command_types import positive
 from examples.support.command_types import rate
 from keras_armin import ARMIN
+from keras_armin.baselines import DNC
+from keras_armin.baselines import NTM
+from keras_armin.baselines import SAB
+from keras_armin.baselines import SAM
+from keras_armin.baselines import TARDIS
+from keras_armin.baselines import AwTA
 from keras_armin.baselines import LayerNormLSTM
 
 # How the equations differ between the paper and the authors' released code,
@@ -52,18 +58,94 @@ def lstm(options, **layer_arguments):
     )
 
 
+def _of_lstm(options, **others):
+    """What every network that is driven by an LSTM takes."""
+    return {
+        "units": options.units,
+        "layer_norm": options.layer_norm,
+        "zoneout_cell": options.zoneout,
+        "zoneout_hidden": options.zoneout_hidden,
+        "seed": options.seed,
+        **others,
+    }
+
+
 def layer_norm_lstm(options, **layer_arguments):
-    return LayerNormLSTM(
-        options.units,
-        layer_norm=options.layer_norm,
-        zoneout_cell=options.zoneout,
-        zoneout_hidden=options.zoneout_hidden,
-        seed=options.seed,
+    return LayerNormLSTM(**_of_lstm(options), **layer_arguments)
+
+
+def sab(options, **layer_arguments):
+    return SAB(
+        **_of_lstm(
+            options,
+            memory_slots=options.slots,
+            top_k=options.top_k,
+            store_every=options.store_every,
+        ),
         **layer_arguments,
     )
 
 
-NETWORKS = {"armin": armin, "lstm": lstm, "ln-lstm": layer_norm_lstm}
+def _with_heads(layer, *names):
+    """A network with heads on a memory, and its further options."""
+
+    def make(options, **layer_arguments):
+        given = {name: getattr(options, name) for name in names}
+        return layer(
+            **_of_lstm(options, **_of_memory(options), **given),
+            num_reads=options.reads,
+            **layer_arguments,
+        )
+
+    return make
+
+
+def _of_memory(options):
+    return {
+        "memory_slots": options.slots,
+        "memory_dim": options.memory_dim,
+        "variant": options.variant,
+        "learn_initial_state": options.learn_initial_state,
+    }
+
+
+def _of_tardis(options):
+    return {
+        **_of_memory(options),
+        "key_dim": options.key_dim,
+        "addressing": options.addressing,
+        "temperature": _temperature(options),
+    }
+
+
+def tardis(options, **layer_arguments):
+    return TARDIS(**_of_lstm(options, **_of_tardis(options)), **layer_arguments)
+
+
+def awta(options, **layer_arguments):
+    return AwTA(
+        options.units,
+        layer_norm=options.layer_norm,
+        zoneout=options.zoneout,
+        seed=options.seed,
+        **{**_of_tardis(options), **CELLS[options.cell]},
+        **layer_arguments,
+    )
+
+
+NETWORKS = {
+    "armin": armin,
+    "lstm": lstm,
+    "ln-lstm": layer_norm_lstm,
+    "ntm": _with_heads(NTM),
+    "dnc": _with_heads(DNC),
+    "sam": _with_heads(SAM, "top_k"),
+    "tardis": tardis,
+    "awta": awta,
+    "sab": sab,
+}
+# Whose slots can be drawn.
+WITH_MEMORY = tuple(name for name in NETWORKS if "lstm" not in name)
 
 
 def build(options, **layer_arguments):
@@ -99,18 +181,20 @@ def add_options(parser):
         "--zoneout", type=rate, help="share of the state that is kept"
     )
     network.add_argument(
-        "--zoneout-hidden", type=rate, help="ln-lstm: the same for its output"
+        "--zoneout-hidden",
+        type=rate,
+        help="the same for the output of an LSTM, also where it drives heads",
     )
     network.add_argument(
         "--cell",
         choices=CELLS,
-        help="armin: the equations of the paper, those with a bounded state, "
+        help="armin, awta: those of the paper, those with a bounded state, "
         "or those of the released code for algorithmic tasks or pixels",
     )
     network.add_argument(
         "--addressing",
         choices=("hard", "relaxed", "soft"),
-        help="armin: how it reads while training",
+        help="armin, awta, tardis: how they read while training",
     )
     network.add_argument(
         "--content-addressing",
@@ -118,15 +202,36 @@ def add_options(parser):
         help="armin: match what the slots hold, beyond the paper",
     )
     network.add_argument(
-        "--temperature", type=float, help="armin: of its reads, at the start"
+        "--temperature", type=float, help="of those reads, at the start"
     )
-    network.add_argument(
-        "--final-temperature", type=float, help="armin: at the end"
-    )
+    network.add_argument("--final-temperature", type=float, help="at the end")
     network.add_argument(
         "--annealing",
         type=at_least_zero,
-        help="armin: updates from the one to the other; 0 stays at the first",
+        help="updates from the one to the other; 0 stays at the first",
+    )
+    network.add_argument(
+        "--reads", type=positive, help="ntm, dnc, sam: read heads"
+    )
+    network.add_argument(
+        "--top-k", type=positive, help="sam, sab: rows that are read"
+    )
+    network.add_argument(
+        "--store-every", type=positive, help="sab: steps between stored states"
+    )
+    network.add_argument(
+        "--key-dim", type=positive, help="tardis, awta: size of a slot's key"
+    )
+    network.add_argument(
+        "--variant",
+        choices=("published", "released"),
+        help="all but armin, lstm and sab: the published equations, or those "
+        "that the paper's figures come from",
+    )
+    network.add_argument(
+        "--learn-initial-state",
+        action=argparse.BooleanOptionalAction,
+        help="ntm, dnc, sam, tardis: learn the state a sequence starts with",
     )
     network.set_defaults(
         units=100,
@@ -140,4 +245,10 @@ def add_options(parser):
         temperature=1.0,
         final_temperature=0.3,
         annealing=0,
+        reads=1,
+        top_k=4,
+        store_every=1,
+        key_dim=16,
+        variant="published",
+        learn_initial_state=False,
     )
