@@ -1,8 +1,5 @@
 """The LSTM with layer normalisation and zoneout, against NumPy and Keras."""
 
-import inspect
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -14,40 +11,15 @@ from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
-from tests.helpers import KERAS_OBJECTS
-from tests.helpers import LAYER_ONLY
 from tests.helpers import TIME
 from tests.helpers import UNITS
 from tests.helpers import array
-from tests.helpers import compiled
-from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import randomise
 from tests.helpers import tensor
 
 HALF = 4
 RATES = {"zoneout_cell": 0.4, "zoneout_hidden": 0.3}
-
-# No argument at its default value.
-FULL = {
-    "units": UNITS,
-    "activation": "softsign",
-    "recurrent_activation": "hard_sigmoid",
-    "use_bias": False,
-    "unit_forget_bias": False,
-    "layer_norm": False,
-    **RATES,
-    **KERAS_OBJECTS,
-    "dropout": 0.2,
-    "recurrent_dropout": 0.1,
-    "seed": 6,
-}
-CLASSES = {
-    "LayerNormLSTMCell": (LayerNormLSTMCell, FULL),
-    "LayerNormLSTM": (LayerNormLSTM, {**FULL, **LAYER_ONLY}),
-}
-each_class = pytest.mark.parametrize("case", CLASSES)
-
 
 # --- a reference in NumPy: float64, one sample, one gate at a time ----------
 
@@ -225,32 +197,6 @@ def test_the_forget_bias_starts_where_it_has_an_effect(
         assert not array(cell.state_norm_bias).any()
 
 
-def test_gradients_reach_every_weight_and_are_finite(rng):
-    layer = LayerNormLSTM(UNITS, return_sequences=True, **RATES)
-    x = inputs(rng)
-    x[:, 0] = 0  # with h = 0 what is normalised first is constant
-    layer.build(x.shape)
-    weigh = rng.normal(size=(BATCH, TIME, UNITS)).astype("float32")
-
-    found, of_x = gradients(layer, x, training=True, weigh=weigh)
-
-    assert np.isfinite(of_x).all()
-    for name, gradient in found.items():
-        assert np.isfinite(gradient).all(), name
-        assert np.abs(gradient).max() > 0, name
-
-
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_half_precision_stays_close(dtype, rng):
-    x = inputs(rng)
-    layer, weights = random_lstm(rng, x, dtype=dtype)
-    expected, _ = reference_run(weights, x)
-
-    np.testing.assert_allclose(
-        array(layer(x)).astype("float32"), expected, atol=0.05
-    )
-
-
 # --- zoneout ----------------------------------------------------------------
 
 
@@ -308,149 +254,6 @@ def test_zoneout_of_the_cell_state_leaves_the_output_of_the_step(rng):
     np.testing.assert_allclose(array(outputs), expected, atol=1e-5)
     np.testing.assert_allclose(array(c), np.where(kept, 0, new_c), atol=1e-5)
     assert kept.any() and not kept.all()
-
-
-def test_a_seed_repeats_what_is_drawn_and_calls_differ(rng):
-    x = inputs(rng)
-    first, second = (
-        LayerNormLSTM(UNITS, seed=4, kernel_initializer="ones", **RATES)
-        for _ in range(2)
-    )
-    first.build(x.shape)
-    second.build(x.shape)
-    second.set_weights(first.get_weights())
-    a, b = (array(first(x, training=True)) for _ in range(2))
-
-    np.testing.assert_array_equal(array(second(x, training=True)), a)
-    assert np.abs(a - b).max() > 1e-3
-    np.testing.assert_array_equal(array(first(x)), array(second(x)))
-
-
-# --- state, mask, reset -----------------------------------------------------
-
-
-def stateful_model(rng, time=None, **options):
-    layer = LayerNormLSTM(
-        UNITS, stateful=True, return_sequences=True, **options
-    )
-    model = compiled(
-        layer, (BATCH, time, FEATURES), optimizer=keras.optimizers.SGD(0.0)
-    )
-    randomise(model, rng)
-    return model, layer
-
-
-def same_state(a, b):
-    assert list(a) == list(b) == ["output", "c", "pointer"]
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], atol=1e-5, err_msg=name)
-
-
-def test_two_halves_by_predict_end_like_the_whole(rng):
-    model, layer = stateful_model(rng, **RATES)
-    x = inputs(rng, time=2 * HALF)
-    whole = model.predict(x, batch_size=BATCH, verbose=0)
-    expected = layer.get_state()
-    layer.reset_state()
-    assert not any(state.any() for state in layer.get_state().values())
-    halves = [
-        model.predict(part, batch_size=BATCH, verbose=0)
-        for part in (x[:, :HALF], x[:, HALF:])
-    ]
-
-    np.testing.assert_allclose(np.concatenate(halves, 1), whole, atol=1e-5)
-    same_state(layer.get_state(), expected)
-    assert expected["pointer"][0].tolist() == [2 * HALF, 0, 0, 0]
-
-
-def test_two_halves_by_fit_end_like_the_whole(rng):
-    model, layer = stateful_model(rng)
-    x = inputs(rng, time=2 * HALF)
-    fit = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
-    model.fit(x, np.zeros((BATCH, 2 * HALF, 2)), **fit)
-    expected = layer.get_state()
-    layer.reset_state()
-    # One fit with two batches: the state passes from batch to batch inside.
-    both = np.concatenate([x[:, :HALF], x[:, HALF:]])
-    model.fit(both, np.zeros((2 * BATCH, HALF, 2)), **fit)
-
-    same_state(layer.get_state(), expected)
-    assert np.abs(expected["c"]).max() > 0.1
-
-
-def test_a_masked_step_is_skipped(rng):
-    x = inputs(rng)
-    layer, _ = random_lstm(rng, x)
-    mask = np.ones((BATCH, TIME), bool)
-    mask[:, 3] = False
-    shorter = array(layer(np.delete(x, 3, axis=1)))
-    x[:, 3] = np.nan
-
-    y = array(layer(x, mask=mask))
-
-    np.testing.assert_allclose(np.delete(y, 3, axis=1), shorter, atol=1e-6)
-    np.testing.assert_array_equal(y[:, 3], y[:, 2])
-
-
-def test_reset_inside_a_sequence_equals_two_sequences(rng):
-    x = inputs(rng)
-    layer, _ = random_lstm(rng, x)
-    reset = np.zeros((BATCH, TIME), bool)
-    reset[1, 3] = True
-    y = array(layer(x, reset=reset))
-
-    np.testing.assert_allclose(y[[0, 2]], array(layer(x))[[0, 2]], atol=1e-6)
-    np.testing.assert_allclose(y[1:2, 3:], array(layer(x[1:2, 3:])), atol=1e-6)
-
-
-# --- the contract with Keras ------------------------------------------------
-
-
-def parameters_of(cls):
-    parameters = dict(inspect.signature(cls).parameters)
-    return {k: parameters[k] for k in parameters if k not in ("self", "kwargs")}
-
-
-@each_class
-def test_config_survives_json(case):
-    cls, arguments = CLASSES[case]
-    parameters = parameters_of(cls)
-    original = cls(**arguments, name="original", dtype="mixed_bfloat16")
-    text = json.dumps(keras.saving.serialize_keras_object(original))
-    copy = keras.saving.deserialize_keras_object(json.loads(text))
-    config, default = original.get_config(), cls(UNITS).get_config()
-
-    assert type(copy) is cls
-    assert copy.get_config() == config
-    assert copy.name == "original"
-    assert copy.dtype_policy.name == "mixed_bfloat16"
-    assert set(arguments) == set(parameters)
-    for name, value in arguments.items():
-        assert name == "units" or config[name] != default[name], name
-        assert name in inspect.getdoc(cls)
-        if isinstance(value, (int, float)):
-            assert getattr(copy, name) == config[name] == value, name
-
-
-def test_the_layer_has_every_argument_of_the_cell_with_its_default():
-    layer = parameters_of(LayerNormLSTM)
-    cell = parameters_of(LayerNormLSTMCell)
-
-    assert list(layer)[: len(cell)] == list(cell)
-    for name, parameter in cell.items():
-        assert layer[name].default == parameter.default, name
-
-
-def test_a_saved_model_loads_and_gives_the_same(rng, tmp_path):
-    model = compiled(LayerNormLSTM(UNITS, **RATES), (None, TIME, FEATURES))
-    randomise(model, rng)
-    x = inputs(rng)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-
-    np.testing.assert_allclose(
-        loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6
-    )
 
 
 def test_names_and_shapes_of_the_weights():

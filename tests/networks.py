@@ -1,0 +1,121 @@
+"""All networks of the package, for tests that hold for each of them."""
+
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import pytest
+
+from keras_armin import ARMIN
+from keras_armin import ARMINCell
+from keras_armin import baselines
+from tests.helpers import DIM
+from tests.helpers import FULL
+from tests.helpers import KERAS_OBJECTS
+from tests.helpers import LAYER_ONLY
+from tests.helpers import SLOTS
+from tests.helpers import UNITS
+
+
+class Network(NamedTuple):
+    layer: Any
+    cell: Any
+    small: dict  # sizes for a quick test
+    full: dict  # every argument of the cell, none at its default
+
+    def make(self, **arguments):
+        """The layer at small sizes."""
+        return self.layer(**{**self.small, **arguments})
+
+    def make_bare(self, layer, **arguments):
+        """`keras.layers.RNN` around a cell like that of `layer`."""
+        cell = self.cell.from_config(layer.cell.get_config())
+        return keras.layers.RNN(cell, dtype=layer.dtype_policy, **arguments)
+
+
+_LSTM = {
+    "units": UNITS,
+    "activation": "softsign",
+    "recurrent_activation": "hard_sigmoid",
+    "use_bias": False,
+    "unit_forget_bias": False,
+    "layer_norm": True,
+    "zoneout_cell": 0.4,
+    "zoneout_hidden": 0.3,
+    **KERAS_OBJECTS,
+    "dropout": 0.2,
+    "recurrent_dropout": 0.1,
+    "seed": 6,
+}
+_SIZES = {"units": UNITS, "memory_slots": SLOTS, "memory_dim": DIM}
+_HEADS = {
+    **_LSTM,
+    **_SIZES,
+    "num_reads": 2,
+    "variant": "released",
+    "learn_initial_state": True,
+}
+_ADDRESSED = {"key_dim": 3, "address_units": 7, "variant": "released"}
+
+
+def _network(name, small, full):
+    return Network(
+        getattr(baselines, name), getattr(baselines, f"{name}Cell"), small, full
+    )
+
+
+NETWORKS = {
+    "ARMIN": Network(ARMIN, ARMINCell, _SIZES, FULL),
+    "LayerNormLSTM": _network(
+        "LayerNormLSTM", {"units": UNITS}, {**_LSTM, "layer_norm": False}
+    ),
+    "NTM": _network(
+        "NTM", _SIZES, {**_HEADS, "num_writes": 2, "shift_range": 2}
+    ),
+    "DNC": _network("DNC", _SIZES, _HEADS),
+    "SAM": _network(
+        "SAM",
+        {**_SIZES, "top_k": 2},
+        {**_HEADS, "variant": "published", "top_k": 3},
+    ),
+    "TARDIS": _network(
+        "TARDIS",
+        {**_SIZES, "key_dim": 3},
+        {
+            **_LSTM,
+            **_SIZES,
+            **_ADDRESSED,
+            "addressing": "relaxed",
+            "temperature": 0.7,
+            "learn_initial_state": True,
+        },
+    ),
+    "AwTA": _network("AwTA", {**_SIZES, "key_dim": 3}, {**FULL, **_ADDRESSED}),
+    "SAB": _network(
+        "SAB",
+        {"units": UNITS, "memory_slots": SLOTS, "top_k": 2},
+        {
+            **_LSTM,
+            "memory_slots": SLOTS,
+            "top_k": 3,
+            "store_every": 2,
+            "truncate_every": 4,
+            "address_units": 7,
+        },
+    ),
+}
+# What cannot be had at another value than the default.
+FIXED = {"SAM": {"variant"}, "AwTA": {"content_addressing"}}
+NETWORKS["AwTA"].full["content_addressing"] = False
+
+each_network = pytest.mark.parametrize(
+    "network", NETWORKS.values(), ids=NETWORKS
+)
+WITH_MEMORY = {k: v for k, v in NETWORKS.items() if k != "LayerNormLSTM"}
+each_with_memory = pytest.mark.parametrize(
+    "network", WITH_MEMORY.values(), ids=WITH_MEMORY
+)
+
+
+def layer_arguments(network):
+    return {**network.full, **LAYER_ONLY}
