@@ -321,7 +321,7 @@ def tardis(cell, weights, x, s, gumbel=0.0, switches=0.0):
         s,
     )
     slot = int(np.argmax(logits + gumbel))
-    r = memory[slot]
+    r = memory[slot].copy()
     if not released:
         r = np.concatenate([weights["address_keys"][slot], r])
     entering = np.concatenate([h, r])
@@ -356,7 +356,7 @@ def awta(cell, weights, x, s, gumbel=0.0):
         s,
     )
     slot = int(np.argmax(logits + gumbel))
-    r = memory[slot]
+    r = memory[slot].copy()
     both = np.concatenate([h, r])
     gates = sigmoid(
         columns[a : a + 2 * u] + both @ weights["gate_recurrent_kernel"]

@@ -15,6 +15,9 @@ LARGEST_STRENGTH = 50.0
 LARGEST_SHARPNESS = 20.0
 # Below this a weight counts as zero where its logarithm is taken.
 SMALLEST_WEIGHT = 1e-12
+# How far apart two equal rows are put, so that the choice is the same
+# everywhere.
+TIE = 1e-6
 # What a row is scored that must not be chosen.
 NEVER = -1e30
 
@@ -46,10 +49,20 @@ def nearest(similarities, strengths, top_k):
     slots = similarities.shape[-1]
     if top_k >= slots:
         return content(similarities, strengths)
-    _, rows = ops.top_k(ops.stop_gradient(similarities), top_k)
+    rows = largest(similarities, top_k)
     chosen = ops.sum(ops.one_hot(rows, slots, dtype="int32"), axis=-2)
     scores = strengths * similarities
     return softmax(ops.where(chosen > 0, scores, NEVER))
+
+
+def largest(x, top_k):
+    """Places of the `top_k` largest along the last axis, no gradient.
+
+    Of equal ones, such as empty rows, the first: backends differ in that.
+    """
+    slots = x.shape[-1]
+    later = ops.cast(ops.arange(slots, dtype="int32"), x.dtype)
+    return ops.top_k(ops.stop_gradient(x) - TIE / slots * later, top_k)[1]
 
 
 def shift(weights, taps):

@@ -157,7 +157,7 @@ class SAMCell(ControlledCell):
 
     def _gate_of_rows(self, gates, w_r, oldest):
         """The gates `(batch, neighbours + 1)` at their rows: `(batch, n)`."""
-        _, rows = ops.top_k(ops.stop_gradient(w_r), self.neighbours)
+        rows = heads.largest(w_r, self.neighbours)
         rows = ops.one_hot(rows, self.memory_slots, dtype=gates.dtype)
         read = ops.expand_dims(gates[:, :-1], 1)
         at_rows = ops.matmul(read, rows)[:, 0] * (1 - oldest)

@@ -1,0 +1,231 @@
+"""The comparison networks against NumPy, and their numbers of parameters."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_armin import baselines
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from tests import reference_baselines as reference
+from tests.helpers import BATCH
+from tests.helpers import FEATURES
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import inputs
+from tests.helpers import randomise
+from tests.helpers import tensor
+from tests.networks import NETWORKS
+
+TIME = 9  # more than there are slots
+CASES = {
+    "NTM": {"num_reads": 2, "num_writes": 2, "shift_range": 2},
+    "NTM released": {"variant": "released"},
+    "DNC": {"num_reads": 2},
+    "DNC released": {"num_reads": 2, "variant": "released"},
+    "SAM": {"num_reads": 2, "layer_norm": True},
+    "SAM released": {"variant": "released"},
+    # One saturated unit would make the logits equal.
+    "TARDIS": {"address_units": 5},
+    "TARDIS released": {
+        "address_units": 5,
+        "variant": "released",
+        "layer_norm": True,
+    },
+    "AwTA": {"address_units": 5, "memory_dim": UNITS},
+    "AwTA released": {
+        "address_units": 5,
+        "memory_dim": UNITS,
+        "variant": "released",
+    },
+    "SAB": {"store_every": 2},
+    "SAB, each step": {"memory_slots": 3, "top_k": 7},
+}
+
+
+def random_layer(case, rng, **options):
+    network = NETWORKS[case.split()[0].strip(",")]
+    layer = network.make(
+        **CASES[case],
+        **options,
+        return_sequences=True,
+        return_state=True,
+        dtype="float64",
+    )
+    layer.build((BATCH, TIME, FEATURES))
+    randomise(layer, rng)
+    weights = {w.name: array(w) for w in layer.weights}
+    return layer, weights
+
+
+def starting_states(layer):
+    states = layer.get_initial_state(BATCH)
+    return {
+        name: array(state)
+        for name, state in zip(layer.cell.state_names, states)
+    }
+
+
+def check(case, layer, weights, x, found, noise=None):
+    name = case.split()[0].strip(",")
+    start = starting_states(layer)
+    expected, finals = reference.run(name, layer.cell, weights, x, start, noise)
+    outputs, *states = (array(y) for y in found)
+
+    np.testing.assert_allclose(outputs, expected, atol=1e-10)
+    for state_name, state in zip(layer.cell.state_names, states, strict=True):
+        if state_name in finals[0]:
+            last = np.array([final[state_name] for final in finals])
+            np.testing.assert_allclose(
+                state, last, atol=1e-10, err_msg=state_name
+            )
+    pointer = states[layer.cell.state_names.index("pointer")]
+    assert pointer.tolist() == [[TIME, 0, 0, 0]] * BATCH
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inference_agrees_with_the_reference(case, rng, float64):
+    layer, weights = random_layer(case, rng)
+    x = inputs(rng, time=TIME, dtype="float64")
+
+    check(case, layer, weights, x, layer(tensor(x)))
+
+
+@pytest.mark.parametrize("case", ["TARDIS", "AwTA"])
+def test_sampled_reads_agree_with_the_reference(
+    case, rng, float64, monkeypatch
+):
+    layer, weights = random_layer(case, rng)
+    x = inputs(rng, time=TIME, dtype="float64")
+    slots = layer.cell.memory_slots
+    noise = {"gumbel": 3 * rng.gumbel(size=(BATCH, TIME, slots))}
+    if case == "TARDIS":
+        noise["switches"] = rng.logistic(size=(BATCH, TIME, 2))
+    drawn = StepNoise(
+        **{name: tensor(value.swapaxes(0, 1)) for name, value in noise.items()}
+    )
+    monkeypatch.setattr(
+        type(layer.cell),
+        "draw_noise",
+        lambda cell, time, batch: (drawn, SequenceNoise()),
+    )
+
+    check(case, layer, weights, x, layer(tensor(x), training=True), noise)
+
+
+# --- parameters -------------------------------------------------------------
+
+HEADS = {"memory_slots": 128, "memory_dim": 20, "learn_initial_state": True}
+WIDE = {"memory_slots": 50, "memory_dim": 32, "learn_initial_state": True}
+PIXELS = {"memory_slots": 28, "memory_dim": 28, "learn_initial_state": True}
+RELEASED = {"variant": "released"}
+FAST = {"recurrent_initializer": "zeros", "kernel_initializer": "zeros"}
+
+
+def parameters(layer, features, outputs):
+    layer.build((None, None, features))
+    count = sum(np.prod(w.shape, dtype=int) for w in layer.trainable_weights)
+    return count + (layer.cell.output_size + 1) * outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "options", "features", "outputs", "expected"),
+    [
+        # Functional parameters of the authors' code, copying 8 bits.
+        ("DNC", 120, HEADS, 10, 8, 84_516),
+        ("SAM", 120, {**HEADS, **RELEASED}, 10, 8, 79_434),
+        ("TARDIS", 100, {**WIDE, **RELEASED, "key_dim": 5}, 10, 8, 69_127),
+        ("TARDIS", 120, {**WIDE, **RELEASED, "key_dim": 5}, 10, 8, 92_642),
+        (
+            "AwTA",
+            100,
+            {**WIDE, "key_dim": 5, "write_inputs": True},
+            10,
+            8,
+            92_193,
+        ),
+        # Permuted MNIST.
+        ("AwTA", 100, {**PIXELS, "key_dim": 25}, 1, 10, 82_582),
+    ],
+)
+def test_parameters_of_the_released_code(
+    name, units, options, features, outputs, expected
+):
+    layer = getattr(baselines, name)(units, **options, **FAST)
+
+    assert parameters(layer, features, outputs) == expected
+
+
+def test_parameters_of_the_ntm():
+    """90,820 in the authors' code, some of them without any effect.
+
+    They have a second bias in the LSTM, a write vector for the read head, and
+    weights of a layer that is fed with zeros.
+    """
+    layer = baselines.NTM(120, **HEADS, **RELEASED, **FAST)
+    second_bias, dead_write, dead_resets = 480, 2_420, 2_800
+
+    functional = parameters(layer, 10, 8) + second_bias
+    assert functional == 85_600
+    assert functional + dead_write + dead_resets == 90_820
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "options", "expected"),
+    [
+        ("DNC", 800, {}, 8_196_858),
+        # The paper's 9.48 million count an interface that is not used.
+        ("SAM", 800, RELEASED, 9_483_264 - 2_569_608),
+        ("AwTA", 800, {"memory_slots": 20, "key_dim": 25}, 10_137_190),
+        ("AwTA", 800, {"memory_slots": 20, "key_dim": 100}, 10_153_690),
+    ],
+)
+def test_parameters_of_the_language_models(name, units, options, expected):
+    layer = getattr(baselines, name)(units, layer_norm=True, **options, **FAST)
+    embedding = 50 * 128
+
+    assert parameters(layer, 128, 50) + embedding == expected
+
+
+# --- learning ---------------------------------------------------------------
+
+LEARNERS = {
+    "LayerNormLSTM": {"units": 16},
+    "NTM": {"units": 16, "memory_slots": 6, "memory_dim": 6},
+    "DNC": {"units": 16, "memory_slots": 6, "memory_dim": 6},
+    "SAM": {"units": 16, "memory_slots": 6, "memory_dim": 6},
+    "TARDIS": {"units": 16, "memory_slots": 6, "addressing": "relaxed"},
+    "AwTA": {
+        "units": 16,
+        "memory_slots": 6,
+        "addressing": "relaxed",
+        "state_activation": "tanh",
+    },
+    "SAB": {"units": 16, "memory_slots": 6, "top_k": 2},
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_small_copy_task_is_learnt(name, rng):
+    """Three bits in, three bits out: below 0.1 nats from 0.69."""
+    bits = rng.integers(0, 2, (256, 3)).astype("float32")
+    x = np.zeros((256, 6, 2), "float32")
+    x[:, :3, 0], x[:, 3:, 1] = bits, 1.0
+    layer = getattr(baselines, name)(
+        **LEARNERS[name], return_sequences=True, seed=1
+    )
+    model = keras.Sequential(
+        [keras.Input((6, 2)), layer, keras.layers.Dense(1)]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    weight = np.zeros((256, 6), "float32")
+    weight[:, 3:] = 2.0
+    y = np.concatenate([bits * 0, bits], axis=1)[..., None]
+
+    model.fit(x, y, sample_weight=weight, epochs=30, batch_size=32, verbose=0)
+
+    loss = model.evaluate(x, y, sample_weight=weight, verbose=0)
+    assert loss < 0.1
