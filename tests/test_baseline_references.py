@@ -191,9 +191,10 @@ def test_parameters_of_the_language_models(name, units, options, expected):
 
 LEARNERS = {
     "LayerNormLSTM": {"units": 16},
-    "NTM": {"units": 16, "memory_slots": 6, "memory_dim": 6},
-    "DNC": {"units": 16, "memory_slots": 6, "memory_dim": 6},
-    "SAM": {"units": 16, "memory_slots": 6, "memory_dim": 6},
+    **{
+        name: {"units": 16, "memory_slots": 6, "memory_dim": 6}
+        for name in ("NTM", "DNC", "SAM")
+    },
     "TARDIS": {"units": 16, "memory_slots": 6, "addressing": "relaxed"},
     "AwTA": {
         "units": 16,
@@ -206,10 +207,10 @@ LEARNERS = {
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_a_small_copy_task_is_learnt(name, rng):
+def test_a_small_copy_task_is_learnt(name):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
-    bits = rng.integers(0, 2, (256, 3)).astype("float32")
-    x = np.zeros((256, 6, 2), "float32")
+    bits = np.array(list(np.ndindex(2, 2, 2)), "float32")
+    x = np.zeros((8, 6, 2), "float32")
     x[:, :3, 0], x[:, 3:, 1] = bits, 1.0
     layer = getattr(baselines, name)(
         **LEARNERS[name], return_sequences=True, seed=1
@@ -218,14 +219,14 @@ def test_a_small_copy_task_is_learnt(name, rng):
         [keras.Input((6, 2)), layer, keras.layers.Dense(1)]
     )
     model.compile(
-        keras.optimizers.Adam(0.01),
+        keras.optimizers.Adam(0.02),
         keras.losses.BinaryCrossentropy(from_logits=True),
     )
-    weight = np.zeros((256, 6), "float32")
+    weight = np.zeros((8, 6), "float32")
     weight[:, 3:] = 2.0
     y = np.concatenate([bits * 0, bits], axis=1)[..., None]
-
-    model.fit(x, y, sample_weight=weight, epochs=30, batch_size=32, verbose=0)
+    for _ in range(250):
+        model.train_on_batch(x, y, sample_weight=weight)
 
     loss = model.evaluate(x, y, sample_weight=weight, verbose=0)
     assert loss < 0.1
