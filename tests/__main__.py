@@ -60,8 +60,12 @@ def run(backend, pytest_arguments):
 
 
 def compiled_once(folder):
-    """What JAX has compiled serves all tests: many compile the same loops."""
+    """What JAX has compiled serves all tests: many compile the same loops.
+
+    XLA takes half the time if it does not optimise what runs for a moment.
+    """
     return {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
         "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

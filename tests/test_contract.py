@@ -1,5 +1,6 @@
 """What every network of the package owes Keras, from one list of them."""
 
+import functools
 import inspect
 import json
 
@@ -9,6 +10,7 @@ import pytest
 from keras import ops
 
 from keras_armin import trace_memory
+from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
 from tests.helpers import TIME
@@ -285,16 +287,6 @@ def test_two_halves_with_the_state_handed_over_equal_the_whole(network, rng):
         close(a, b)
 
 
-def stateful_model(network, rng, **arguments):
-    layer = network.make(stateful=True, return_sequences=True, **arguments)
-    model = compiled(
-        layer, (BATCH, None, FEATURES), optimizer=keras.optimizers.SGD(0.0)
-    )
-    randomise(model, rng)
-    layer.reset_state()
-    return model, layer
-
-
 def same_state(a, b):
     assert list(a) == list(b)
     for name in a:
@@ -302,49 +294,39 @@ def same_state(a, b):
 
 
 @each_network
-def test_a_stateful_layer_carries_its_state_through_predict(network, rng):
-    options = {}
+def test_a_stateful_layer_carries_its_state(network, rng):
+    """Through predict and through fit, as one call goes over the whole."""
+    options = {"return_sequences": True}
     if "learn_initial_state" in network.full:
         options["learn_initial_state"] = True
-    model, layer = stateful_model(network, rng, **options)
-    start = layer.get_state()
-    x = inputs(rng, time=2 * HALF)
-    whole = model.predict(x, batch_size=BATCH, verbose=0)
-    expected = layer.get_state()
-    layer.reset_state()
-    same_state(layer.get_state(), start)
-    halves = [
-        model.predict(part, batch_size=BATCH, verbose=0)
-        for part in (x[:, :HALF], x[:, HALF:])
-    ]
-
-    close(np.concatenate(halves, 1), whole)
-    same_state(layer.get_state(), expected)
-    assert list(expected) == list(layer.cell.state_names)
-    assert expected["pointer"].tolist() == [[2 * HALF, 0, 0, 0]] * BATCH
-    layer.set_state(start)
-    same_state(layer.get_state(), start)
-
-
-@each_network
-def test_fit_carries_the_state_from_batch_to_batch(network, rng):
-    options = {}
     if "addressing" in network.full:
         options["addressing"] = "soft"  # nothing is drawn that way
-    if network.layer.__name__ == "TARDIS":
-        pytest.skip("its switches draw noise: two runs of fit differ")
-    model, layer = stateful_model(network, rng, **options)
-    x = inputs(rng, time=2 * HALF)
-    fit = {"batch_size": BATCH, "verbose": 0, "shuffle": False}
-    model.fit(x, np.zeros((BATCH, 2 * HALF, 2)), **fit)
-    expected = layer.get_state()
+    plain = built(network, rng, return_state=True, **options)
+    layer = network.make(stateful=True, **options)
+    model = compiled(
+        layer, (BATCH, HALF, FEATURES), optimizer=keras.optimizers.SGD(0.0)
+    )
+    layer.set_weights(plain.get_weights())
     layer.reset_state()
-    # One fit with two batches: the state passes from batch to batch inside.
+    start = layer.get_state()
+    x = inputs(rng, time=2 * HALF)
+    outputs, *states = plain(x)
+    expected = dict(zip(layer.cell.state_names, states))
     both = np.concatenate([x[:, :HALF], x[:, HALF:]])
-    model.fit(both, np.zeros((2 * BATCH, HALF, 2)), **fit)
 
+    shown = keras.Model(model.inputs, layer.output)
+    found = shown.predict(both, batch_size=BATCH, verbose=0)
+    close(np.concatenate(np.split(found, 2), axis=1), outputs)
     same_state(layer.get_state(), expected)
-    assert np.abs(expected["output"]).max() > 0.01
+    assert layer.get_state()["pointer"].tolist() == [[2 * HALF, 0, 0, 0]] * 3
+    layer.reset_state()
+    same_state(layer.get_state(), start)
+    if network.layer.__name__ != "TARDIS":  # whose switches draw in training
+        targets = np.zeros((2 * BATCH, HALF, 2))
+        model.fit(both, targets, batch_size=BATCH, verbose=0, shuffle=False)
+        same_state(layer.get_state(), expected)
+    layer.set_state(start)
+    same_state(layer.get_state(), start)
 
 
 @each_network
@@ -383,16 +365,27 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 
 
 @each_network
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_training_with_and_without_jit(network, jit_compile, rng):
+# Without jit JAX compiles hundreds of operations, each by itself; the tests of
+# gradients here do that already.
+@pytest.mark.parametrize(
+    "jit_compile", [True] if BACKEND == "jax" else [False, True]
+)
+def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
+    if BACKEND == "torch":
+        import torch
+
+        # The graph is what may fail. To make C++ of it, which takes most of a
+        # minute, is left to the test of the bare cell.
+        compile_graph = functools.partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(torch, "compile", compile_graph)
     model = compiled(
         network.make(seed=3), (None, None, FEATURES), jit_compile=jit_compile
     )
-    x, y = inputs(rng, 4, 3), rng.normal(size=(4, 2))
-    losses = [float(model.train_on_batch(x, y)) for _ in range(12)]
+    x, y = inputs(rng, 4, 2), rng.normal(size=(4, 2))
+    losses = [float(model.train_on_batch(x, y)) for _ in range(16)]
 
     assert np.isfinite(losses).all()
-    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
 @each_network
@@ -402,11 +395,11 @@ def test_gradients_reach_every_weight_and_are_finite(network, rng):
         options["learn_initial_state"] = True
     # The state an untrained layer starts with, not a random one.
     layer = network.make(return_sequences=True, **options)
-    x = inputs(rng, time=9)
+    x = inputs(rng)
     x[:, 0] = 0  # with h = 0 what is normalised first is constant
     layer.build(x.shape)
     width = layer.cell.output_size
-    weigh = rng.normal(size=(BATCH, 9, width)).astype("float32")
+    weigh = rng.normal(size=(BATCH, TIME, width)).astype("float32")
 
     found, of_x = gradients(layer, x, training=True, weigh=weigh)
 
@@ -456,10 +449,9 @@ def test_regularizers_act_on_kernels_and_biases(network, rng):
 
 
 @each_network
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision_follows_float32_and_trains(network, policy, rng):
+def test_mixed_precision_follows_float32_and_trains(network, rng):
     exact = network.make(return_sequences=True)
-    layer = network.make(dtype=policy, return_sequences=True)
+    layer = network.make(dtype="mixed_bfloat16", return_sequences=True)
     x = inputs(rng)
     model = compiled(layer, (None, TIME, FEATURES))
     exact.build(x.shape)
@@ -468,8 +460,8 @@ def test_mixed_precision_follows_float32_and_trains(network, policy, rng):
 
     assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
     close(array(ops.cast(y, "float32")), exact(x), atol=0.05)
-    history = model.fit(x, np.ones((BATCH, TIME, 2)), epochs=2, verbose=0)
-    assert np.isfinite(history.history["loss"]).all()
+    loss = model.train_on_batch(x, np.ones((BATCH, TIME, 2)))
+    assert np.isfinite(loss)
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 

@@ -29,6 +29,8 @@ OUTPUT = UNITS + DIM
 STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4]
 SIZES = {"units": UNITS, "memory_slots": SLOTS, "memory_dim": DIM}
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+# What the contract of all networks has for the layer already.
+bare = pytest.mark.parametrize("make", [as_rnn], ids=["RNN(ARMINCell)"])
 
 
 def built(make=ARMIN, rng=None, **options):
@@ -204,7 +206,7 @@ def test_nan_in_one_sample_reaches_no_other(
 # --- shapes and states ------------------------------------------------------
 
 
-@both
+@bare
 @pytest.mark.parametrize("return_state", [False, True])
 @pytest.mark.parametrize("return_sequences", [False, True])
 def test_symbolic_and_eager_shapes_agree(
@@ -229,7 +231,7 @@ def test_symbolic_and_eager_shapes_agree(
         )
 
 
-@both
+@bare
 def test_two_halves_with_the_state_handed_over_equal_the_whole(make, rng):
     layer = built(make, rng, return_state=True)
     x = inputs(rng)
@@ -259,7 +261,7 @@ def test_encoder_to_decoder(make, rng):
     assert any(np.abs(a - b).max() > 0 for a, b in zip(before, after))
 
 
-@both
+@bare
 def test_go_backwards_reads_from_the_end(make, rng):
     forward = built(make, rng, return_sequences=True)
     backward = built(make, return_sequences=True, go_backwards=True)
@@ -269,7 +271,7 @@ def test_go_backwards_reads_from_the_end(make, rng):
     close(backward(x), forward(x[:, ::-1].copy()))
 
 
-@both
+@bare
 def test_unroll_changes_nothing(make, rng):
     loop = built(make, rng, return_sequences=True)
     unrolled = built(make, return_sequences=True, unroll=True)
@@ -279,7 +281,7 @@ def test_unroll_changes_nothing(make, rng):
     close(unrolled(x), loop(x))
 
 
-@both
+@bare
 def test_bidirectional(make, rng):
     layer = keras.layers.Bidirectional(make(**SIZES, return_sequences=True))
     x = inputs(rng)
@@ -392,7 +394,7 @@ def test_every_style_of_model_trains(make, style, rng):
     assert model.predict(x, verbose=0).shape == (8, 2)
 
 
-@both
+@bare
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_training_with_and_without_jit(make, jit_compile, rng):
     # Without noise the loss has to fall.

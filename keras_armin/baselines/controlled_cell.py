@@ -1,5 +1,7 @@
 """What NTM, DNC and SAM share: an LSTM that works heads on a memory."""
 
+import numpy as np
+
 from keras_armin import checks
 from keras_armin import memory as memory_ops
 from keras_armin.armin_equations import affine
@@ -91,8 +93,8 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
     @property
     def learnt_states(self):
         return {
-            "output": (self.output_size, ops.tanh),
-            "c": (self.units, ops.tanh),
+            "output": (np.zeros(self.output_size), ops.tanh),
+            "c": (np.zeros(self.units), ops.tanh),
         }
 
     # --- equations ----------------------------------------------------------

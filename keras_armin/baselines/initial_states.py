@@ -8,16 +8,20 @@ from keras_armin.keras_private import in_own_precision
 class InitialStates:
     """For a cell with `learn_initial_state`.
 
-    It defines `learnt_states`, a dict from names of states to the width that
-    is learnt, from the first number on, and to an activation.
+    It defines `learnt_states`, a dict from names of states to what the first
+    numbers of them start from, a NumPy array, and to an activation.
     """
 
     def build_initial_state(self):
         if not self.learn_initial_state:
             return
-        for name, (width, _) in self.learnt_states.items():
+        for name, (start, _) in self.learnt_states.items():
             variable = self.add_weight(
-                shape=(width,), initializer="zeros", name=f"initial_{name}"
+                shape=start.shape,
+                initializer=lambda shape, dtype, start=start: ops.cast(
+                    start, dtype
+                ),
+                name=f"initial_{name}",
             )
             setattr(self, f"initial_{name}", variable)
 
@@ -48,10 +52,10 @@ class InitialStates:
                 "be built before `get_initial_state` is called."
             )
         sizes = dict(zip(self.state_names, self.state_size))
-        for name, (width, activation) in self.learnt_states.items():
+        for name, (start, activation) in self.learnt_states.items():
             learnt = activation(
                 ops.convert_to_tensor(getattr(self, f"initial_{name}"))
             )
-            missing = sizes[name] - width
+            missing = sizes[name] - len(start)
             rows[name] = ops.pad(learnt, (0, missing))
         return rows

@@ -11,6 +11,8 @@ from keras_armin.cell_layer import CellLayer
 
 # What an unwritten memory holds: rows of zeros would have no direction.
 EMPTY = 1e-6
+# Where learnt weights of heads start: at nearly all of it on slot 0.
+FIRST_SLOT_LOGIT = 5.0
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -130,11 +132,14 @@ class NTMCell(ControlledCell):
     def learnt_states(self):
         learnt = super().learnt_states
         if self.released:
-            learnt["output"] = (self.units, ops.tanh)
-            width = self.memory_slots * self.memory_dim
-            return {**learnt, "memory": (width, ops.sigmoid)}
+            learnt["output"] = (np.zeros(self.units), ops.tanh)
+            rows = np.zeros(self.memory_slots * self.memory_dim)
+            return {**learnt, "memory": (rows, ops.sigmoid)}
+        # Equal weights on equal rows would have no gradient: near slot 0.
+        first = FIRST_SLOT_LOGIT * np.eye(self.memory_slots)[0]
         for name, width in self.extra_states.items():
-            learnt[name] = (width, self._softmax_of_heads)
+            start = np.tile(first, width // self.memory_slots)
+            learnt[name] = (start, self._softmax_of_heads)
         return learnt
 
     def _softmax_of_heads(self, numbers):

@@ -1,6 +1,7 @@
 """TARDIS: temporal automatic relation discovery in sequences."""
 
 import keras
+import numpy as np
 
 from keras_armin import checks
 from keras_armin import memory as memory_ops
@@ -182,9 +183,12 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
     @property
     def learnt_states(self):
         return {
-            "output": (self.units, ops.tanh),
-            "c": (self.units, ops.tanh),
-            "memory": (self.memory_slots * self.memory_dim, lambda x: x),
+            "output": (np.zeros(self.units), ops.tanh),
+            "c": (np.zeros(self.units), ops.tanh),
+            "memory": (
+                np.zeros(self.memory_slots * self.memory_dim),
+                lambda x: x,
+            ),
         }
 
     # --- randomness ---------------------------------------------------------
