@@ -4,6 +4,7 @@
     KERAS_BACKEND=jax python examples/benchmark.py memory
     KERAS_BACKEND=jax python examples/benchmark.py inference
     KERAS_BACKEND=jax python examples/benchmark.py scaling
+    KERAS_BACKEND=jax python examples/benchmark.py networks
     python examples/benchmark.py plot jax.json torch.json --plot both.png
 
 Each question prints a table and writes a picture. `--json` keeps the numbers;
@@ -30,6 +31,8 @@ from examples.support import peak_memory
 from examples.support import timing
 
 INPUTS = 128
+# Those of the copy task.
+ALGORITHMIC_INPUTS = 10
 
 # What a question is measured at: the setting of the table, then the sizes
 # that are varied one at a time.
@@ -38,18 +41,22 @@ SETTINGS = {
     "memory": {"units": 128, "slots": 20, "batch": 64, "time": 200},
     "inference": {"units": 500, "slots": 8, "batch": 1, "time": 500},
     "scaling": {"units": 32, "slots": 20, "batch": 4, "time": 1000},
+    # Every network with its own sizes.
+    "networks": {"batch": 1, "time": 100},
 }
 VARIED = {
     "train": {"units": [64, 125, 250], "slots": [5, 20, 100]},
     "memory": {"units": [64, 128, 256], "slots": [5, 20, 100]},
     "inference": {"slots": [8, 64, 512]},
     "scaling": {"time": [100, 1000, 5000, 20000]},
+    "networks": {"batch": [1, 16]},
 }
 QUICK = {
     "train": {"slots": [5, 20]},
     "memory": {"slots": [5, 100]},
     "inference": {"slots": [8, 512]},
     "scaling": {"time": [10, 50]},
+    "networks": {"batch": [1]},
 }
 SMALL = {"units": 8, "batch": 2, "time": 10}
 SYMBOLS = 50
@@ -124,11 +131,21 @@ def scaling_times(setting, repeats, title):
     return found
 
 
+def network_times(setting, repeats, title):
+    """Every network of the package, at the sizes of the paper."""
+    calls = contenders.network_training_steps(
+        ALGORITHMIC_INPUTS, setting["batch"], setting["time"]
+    )
+    best, _ = timing.best_times(calls, repeats, title)
+    return {name: 1e3 * seconds for name, seconds in best.items()}
+
+
 MEASURES = {
     "train": (training_times, "ms a training step", 7),
     "memory": (peak_memories, "MB at the peak of a training step", 3),
     "inference": (inference_times, "us a time step", 7),
     "scaling": (scaling_times, "", 3),
+    "networks": (network_times, "ms a training step", 5),
 }
 
 
@@ -153,7 +170,7 @@ def measure(question, repeats=None, quick=False, small=False):
         "backend": keras.backend.backend(),
         "unit": unit,
         "repeats": repeats,
-        "inputs": INPUTS,
+        "inputs": ALGORITHMIC_INPUTS if question == "networks" else INPUTS,
         "points": points,
     }
 
@@ -168,6 +185,8 @@ def table(found, unit):
         lstm = [v for k, v in found.items() if "LSTM" in k and kind in k]
         if lstm:
             line += f"   {value / min(lstm):5.2f} x the best LSTM"
+        if contenders.FUSED in found and contenders.PLAIN not in found:
+            line += f"   {value / found[contenders.FUSED]:5.2f} x ARMIN"
         if contenders.PLAIN in found:
             plain = min(v for k, v in found.items() if contenders.PLAIN in k)
             line += f"   {value / plain:5.2f} x the plain ARMIN"

@@ -12,6 +12,8 @@ from examples import benchmark
 from examples.support import contenders
 from examples.support import peak_memory
 from examples.support import timing
+from keras_armin import ARMIN
+from keras_armin import baselines
 from tests.helpers import BACKEND
 
 PNG = b"\x89PNG"
@@ -51,7 +53,18 @@ def test_contenders_take_turns_and_keep_their_best(monkeypatch):
     assert first == {"a": 9, "b": 9}
 
 
-@pytest.mark.parametrize("question", ["train", "inference", "scaling"])
+def test_every_network_is_measured_at_the_sizes_of_the_paper():
+    found = contenders.networks()
+
+    assert {f"{name}Cell" for name in found if hasattr(baselines, name)} == {
+        name for name in baselines.__all__ if name.endswith("Cell")
+    }
+    assert all(layer.return_sequences for layer in found.values())
+
+
+@pytest.mark.parametrize(
+    "question", ["train", "inference", "scaling", "networks"]
+)
 def test_a_question_gives_a_table_numbers_and_a_picture(
     question, tmp_path, monkeypatch, capsys
 ):
@@ -60,6 +73,8 @@ def test_a_question_gives_a_table_numbers_and_a_picture(
         question,
         {k: v[:1] for k, v in benchmark.QUICK[question].items()},
     )
+    some = {"ARMIN": ARMIN(4), "SAB": baselines.SAB(4)}
+    monkeypatch.setattr(contenders, "networks", lambda: some)
     numbers, picture = tmp_path / "found.json", tmp_path / "picture.png"
     arguments = [question, "--quick", "--small", "--repeats", "1"]
     benchmark.main([*arguments, "--json", f"{numbers}", "--plot", f"{picture}"])

@@ -16,6 +16,7 @@ AXES = {
     "units": "hidden units",
     "slots": "memory slots",
     "time": "time steps",
+    "batch": "batch size",
 }
 
 
@@ -56,7 +57,7 @@ def _draw_panel(axis, result, name, part, points):
     axis.set_ylabel(part or result["unit"])
     labels = list(dict.fromkeys(k for p in points for k in p["found"]))
     labels = [k for k in labels if part is None or k.endswith(part)]
-    if result["question"] == "memory":
+    if result["question"] in ("memory", "networks"):
         _bars(axis, name, points, labels)
     else:
         _curves(axis, name, points, labels)
@@ -97,4 +98,5 @@ def _range(points):
 
 
 def _colour(label):
-    return COLOURS[label.split(",")[0].removesuffix(" with XLA")]
+    # Others get the next colour of the picture.
+    return COLOURS.get(label.split(",")[0].removesuffix(" with XLA"))

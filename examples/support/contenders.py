@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
+from keras_armin import baselines
 
 BACKEND = keras.backend.backend()
 
@@ -56,16 +57,48 @@ def training_steps(units, slots, inputs, batch, time, only=None):
 
     `only` names the layers that are wanted.
     """
-    shape = (batch, time, inputs)
+    found = layers(units, slots, inputs)
+    wanted = {k: v for k, v in found.items() if only is None or k in only}
+    return _training_steps_of(wanted, (batch, time, inputs))
+
+
+def _training_steps_of(found, shape):
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     calls = {}
-    for name, layer in layers(units, slots, inputs).items():
-        if only is not None and name not in only:
-            continue
+    for name, layer in found.items():
         if isinstance(layer, keras.layers.Layer):
             layer.build(shape)
         calls.update(_TRAINING[BACKEND](name, layer, x))
     return calls
+
+
+def networks():
+    """All networks at the paper's sizes for algorithmic tasks.
+
+    SAB, which the paper has not run on them, has as many slots as a sequence
+    has steps.
+    """
+    heads = {"units": 120, "memory_slots": 128, "memory_dim": 20}
+    slots = {"memory_slots": 50, "memory_dim": 32}
+    found = {
+        FUSED: ARMIN(100, **slots, seed=1),
+        "AwTA": baselines.AwTA(100, **slots, key_dim=5, seed=1),
+        "TARDIS": baselines.TARDIS(120, **slots, key_dim=5, seed=1),
+        "NTM": baselines.NTM(**heads),
+        "DNC": baselines.DNC(**heads),
+        "SAM": baselines.SAM(**heads),
+        "SAB": baselines.SAB(128, memory_slots=100),
+        "LayerNormLSTM": baselines.LayerNormLSTM(300),
+        LSTM: keras.layers.LSTM(300),
+    }
+    for layer in found.values():
+        layer.return_sequences = True
+    return found
+
+
+def network_training_steps(inputs, batch, time):
+    """As `training_steps`, of all `networks`."""
+    return _training_steps_of(networks(), (batch, time, inputs))
 
 
 def _training_jax(name, layer, x):
