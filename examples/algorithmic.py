@@ -97,7 +97,12 @@ RELEASED = {
     "final_temperature": 0.3,
 }
 # The sizes of the other networks; SAB is not in the paper's table.
-_HEADS = {"units": 120, "slots": 128, "memory_dim": 20}
+_HEADS = {
+    "units": 120,
+    "slots": 128,
+    "memory_dim": 20,
+    "learn_initial_state": True,
+}
 SIZES = {
     "lstm": {"units": 300},
     "ln-lstm": {"units": 300},
@@ -224,9 +229,8 @@ def parse_arguments(argv):
 
 def paper_figure(arguments):
     """The paper's entry for these settings, None where it has none."""
-    values = preset_values(arguments)
-    changed = any(getattr(arguments, name) != values[name] for name in values)
-    if arguments.preset != "paper" or arguments.sizes or changed:
+    same = models.as_in_the_paper(arguments, preset_values(arguments))
+    if arguments.preset != "paper" or arguments.sizes or not same:
         return None
     return PAPER.get(arguments.task, {}).get(arguments.model)
 

@@ -153,7 +153,9 @@ def measure(question, repeats=None, quick=False, small=False):
     """All points of a question, as what `--json` writes."""
     function, unit, least = MEASURES[question]
     repeats = repeats or least
-    base = {**SETTINGS[question], **(SMALL if small else {})}
+    base = dict(SETTINGS[question])
+    if small:
+        base.update({k: v for k, v in SMALL.items() if k in base})
     varied = (QUICK if quick or small else VARIED)[question]
     points = []
     for name, values in varied.items():
@@ -186,7 +188,10 @@ def table(found, unit):
         if lstm:
             line += f"   {value / min(lstm):5.2f} x the best LSTM"
         if contenders.FUSED in found and contenders.PLAIN not in found:
-            line += f"   {value / found[contenders.FUSED]:5.2f} x ARMIN"
+            # With XLA as with XLA.
+            xla = contenders.XLA if name.endswith(contenders.XLA) else ""
+            armin = found[contenders.FUSED + xla]
+            line += f"   {value / armin:5.2f} x ARMIN"
         if contenders.PLAIN in found:
             plain = min(v for k, v in found.items() if contenders.PLAIN in k)
             line += f"   {value / plain:5.2f} x the plain ARMIN"

@@ -176,6 +176,9 @@ def paper_bpc(arguments):
     values = preset_values(arguments)
     if any(values[name] != getattr(arguments, name) for name in _COMPARED):
         return None
+    released = arguments.variant == "released"
+    if arguments.model in models.WITH_VARIANTS and not released:
+        return None
     return _PAPER_BPC.get((arguments.preset, arguments.model))
 
 

@@ -84,16 +84,30 @@ NETWORKS = {
     "tardis": {**_28_BY_28, "key_dim": 25, "learn_initial_state": True},
     "awta": {**_28_BY_28, "key_dim": 25, "cell": "pixels"},
     # As many states as the others have slots, over all of MNIST.
-    "sab": {"units": 128, "slots": 28, "store_every": 28, "top_k": 5},
+    "sab": {
+        "units": 128,
+        "slots": 28,
+        "store_every": 28,
+        "truncate_every": 28,
+        "top_k": 5,
+    },
 }
 # What learned fastest of what was tried on the digits. On 14 x 14 pixels it
 # stayed at chance: MNIST has the defaults.
 _FAST = {"addressing": "relaxed", "temperature": 0.5, "layer_norm": True}
+# A digit has 64 steps.
+_EVERY_FEW = {"store_every": 4, "truncate_every": 8}
+WITH_TEMPERATURE = ("armin", "tardis", "awta")
 # What the network has beside that in a preset.
 EXTRAS = {
     ("quick", "armin"): _FAST,
     ("digits", "armin"): _FAST,
-    ("paper", "armin"): {"released_temperature": True},
+    ("quick", "sab"): _EVERY_FEW,
+    ("digits", "sab"): _EVERY_FEW,
+    **{
+        ("paper", model): {"released_temperature": True}
+        for model in WITH_TEMPERATURE
+    },
 }
 # From step 600 of MNIST on: more are too narrow to be told apart.
 STEPS_SHOWN = 184
@@ -140,7 +154,7 @@ def _learning_rate(arguments, updates_per_epoch):
 
 
 def callbacks(arguments):
-    if arguments.model != "armin" or not arguments.released_temperature:
+    if not arguments.released_temperature:
         return []
     largest = arguments.slots - 1
     return [
@@ -177,9 +191,15 @@ def parse_arguments(argv):
         "--released-temperature",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="armin: 1 / epoch, as in the released code",
+        help="armin, tardis, awta: 1 / epoch, as in the released code",
     )
     arguments = command_line.parse(parser, argv, preset_values)
+    tempered = arguments.model in WITH_TEMPERATURE
+    if arguments.released_temperature and not tempered:
+        parser.error(
+            f"--released-temperature is for {', '.join(WITH_TEMPERATURE)}, "
+            f"not for {arguments.model}"
+        )
     if arguments.released_temperature and arguments.annealing:
         parser.error("--released-temperature and --annealing exclude another")
     if arguments.output is None:
@@ -279,6 +299,9 @@ def paper_accuracy(arguments):
     """The paper's figure, None where it has none."""
     if arguments.data != "mnist" or arguments.training_images:
         return None
+    if arguments.model in models.WITH_VARIANTS:
+        released = arguments.variant == "released"
+        return PAPER_ACCURACY.get(arguments.model) if released else None
     return PAPER_ACCURACY.get(arguments.model)
 
 

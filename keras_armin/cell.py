@@ -56,6 +56,8 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if cls is not packaged(cls):
+            return
         # What `help` shows: a cell leaves what all of its kind take to a base.
         rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
         cls.__signature__ = inspect.Signature([*parameters_of(cls), rest])
@@ -271,6 +273,12 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             inputs.shape[0],
             self.name,
         )
+
+
+def packaged(cls):
+    """The class itself, or the first base of it that this package has."""
+    package = f"{__package__}."
+    return next(c for c in cls.__mro__ if c.__module__.startswith(package))
 
 
 def parameters_of(cls):

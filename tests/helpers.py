@@ -140,8 +140,12 @@ def random_noise(rng, batch=BATCH, time=TIME, slots=SLOTS, units=UNITS):
     }
 
 
-def gradients(layer, x, training=False, weigh=None, **call_arguments):
+def gradients(
+    layer, x, training=False, weigh=None, in_graph=False, **call_arguments
+):
     """Gradients of a weighted sum of the outputs.
+
+    `in_graph` is for long sequences on TensorFlow, which take minutes without.
 
     Returns those of the trainable weights by name, and that of `x`. `None`
     stands for a weight that the outputs do not depend on.
@@ -157,11 +161,14 @@ def gradients(layer, x, training=False, weigh=None, **call_arguments):
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        x = tf.convert_to_tensor(x)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = loss_of(layer(x, **call_arguments))
-        *grads, grad_x = tape.gradient(loss, [v.value for v in variables] + [x])
+        def gradient(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = loss_of(layer(x, **call_arguments))
+            return tape.gradient(loss, [v.value for v in variables] + [x])
+
+        gradient = tf.function(gradient) if in_graph else gradient
+        *grads, grad_x = gradient(tf.convert_to_tensor(x))
     elif BACKEND == "torch":
         import torch
 

@@ -223,7 +223,8 @@ def sam(cell, weights, x, s):
     sizes = {"query": (reads, w)}
     if not released:
         sizes["beta"] = reads
-    sizes |= {"write": w, "gamma": k + 1 if released else 1, "alpha": 1}
+    seen = min(cell.top_k + 1, n)
+    sizes |= {"write": w, "gamma": seen if released else 1, "alpha": 1}
     p = cut(
         h @ weights["interface_kernel"] + weights["interface_bias"], **sizes
     )
@@ -234,10 +235,9 @@ def sam(cell, weights, x, s):
     gamma = np.full(n, sigmoid(p["gamma"][0]))
     if released:
         gamma = np.zeros(n)
-        order = np.argsort(-old, kind="stable")[:k]
+        order = np.argsort(-old, kind="stable")[:seen]
         for place, row in enumerate(order):
             gamma[row] = sigmoid(p["gamma"][place])
-        gamma[oldest] = sigmoid(p["gamma"][-1])
     indicator = np.eye(n)[oldest]
     write = sigmoid(p["alpha"]) * (gamma * old + (1 - gamma) * indicator)
     memory[oldest] = 0
@@ -255,6 +255,7 @@ def sam(cell, weights, x, s):
             chosen = softmax(beta * scores[order])
         all_weights[head, order] = chosen
     touched = all_weights.sum(axis=0) + write > 0.005
+    touched &= (last > 0) | (write > 0.005)
     last = np.where(touched, s["step"] + 1, last)
     return {
         "output": np.concatenate(

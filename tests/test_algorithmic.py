@@ -11,7 +11,9 @@ pytest.importorskip(
 )
 
 from examples import algorithmic
+from examples.support import models
 from examples.support import sequences
+from examples.support import training
 from examples.support.training import RunError
 
 TINY = [
@@ -116,12 +118,16 @@ def test_the_paper_is_quoted_for_its_own_settings_only():
     assert quoted("--preset", "paper", "--units", "8") is None
     assert quoted("--preset", "quick") is None
     assert quoted("--preset", "paper", "--task", "sort") is None
+    dnc = ("--preset", "paper", "--model", "dnc")
+    assert quoted(*dnc) is None
+    assert quoted(*dnc, "--variant", "released") == 0.429
+    assert quoted(*dnc, "--variant", "released", "--reads", "2") is None
 
 
 @pytest.mark.parametrize("preset", algorithmic.PRESETS)
 @pytest.mark.parametrize("task", sequences.TASKS)
 def test_every_preset_is_complete_for_every_task(preset, task):
-    for model in ("armin", "lstm"):
+    for model in models.NETWORKS:
         arguments = algorithmic.parse_arguments(
             ["--preset", preset, "--task", task, "--model", model]
         )
@@ -140,6 +146,45 @@ def test_every_preset_is_complete_for_every_task(preset, task):
         ).annealing
         == 3
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "expected"),
+    [
+        ("ntm", {"variant": "released"}, 85_600 - 480),
+        ("dnc", {}, 84_516),
+        ("sam", {"variant": "released"}, 79_434),
+        ("tardis", {"variant": "released"}, 92_642),
+        ("awta", {}, 92_193),
+    ],
+)
+def test_the_paper_preset_has_the_parameters_of_each_network(
+    model, options, expected
+):
+    arguments = algorithmic.parse_arguments(
+        ["--preset", "paper", "--model", model]
+    )
+    for name, value in options.items():
+        setattr(arguments, name, value)
+    task = algorithmic.make_task(arguments, [])
+
+    built = algorithmic.build_model(task, arguments)
+
+    assert training.parameters(built) == expected
+
+
+def test_a_network_is_trained_by_its_name(tmp_path):
+    result = algorithmic.main(
+        [
+            *("--model", "sab", "--units", "6", "--slots", "4"),
+            *("--sizes", "length=1:2", "--bands", "1"),
+            *("--updates", "2", "--epoch-updates", "1"),
+            *("--output", f"{tmp_path}"),
+        ]
+    )
+
+    assert result["model"] == "sab" and np.isfinite(result["test_loss"])
+    assert (tmp_path / "memory.png").exists()
 
 
 def test_the_best_setting_for_recall_matches_contents():

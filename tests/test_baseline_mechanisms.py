@@ -215,9 +215,8 @@ def test_sam_reads_top_k_rows_and_fills_slots_in_order(rng):
     trace = trace_memory(layer, inputs(rng, time=20))
 
     assert ((trace.read_weights > 0).sum(-1) <= 3).all()
-    # Slots that are read stay; the others are taken in order.
-    assert trace.write_slots[0, 0] == 0
-    assert len(set(trace.write_slots[0, :4])) == 4
+    # Whatever is read, empty slots are filled first.
+    assert trace.write_slots[:, :12].tolist() == [list(range(12))] * 3
 
 
 def test_sam_erases_only_the_slot_accessed_least_recently(rng):
@@ -354,7 +353,8 @@ def far_gradients(rng, recall):
         )
     weigh = np.zeros((1, 300, 12), "float32")
     weigh[:, -1] = 1
-    return np.abs(gradients(layer, x, weigh=weigh)[1]).max(axis=(0, 2))
+    found = gradients(layer, x, weigh=weigh, in_graph=True)[1]
+    return np.abs(found).max(axis=(0, 2))
 
 
 def test_sab_sends_gradients_hundreds_of_steps_back_though_truncated(rng):
@@ -426,16 +426,20 @@ def test_hazards_of_memory_gates_and_usage(name, rng):
 @each_hazard
 def test_a_long_sequence(name, rng):
     layer = hazardous(name, rng, scale=1.5)
-    outputs = array(layer(inputs(rng, batch=1, time=1500)))
+    # In a graph: TensorFlow takes minutes without.
+    model = keras.Sequential([keras.Input((None, 4)), layer])
+    outputs = model.predict(inputs(rng, batch=1, time=1500), verbose=0)
 
     assert np.isfinite(outputs).all()
     # AwTA's state, like ARMIN's, has no bound of its own, but its output.
     assert np.abs(outputs).max() < 1e3
 
 
+@pytest.mark.parametrize("variant", ["published", "released"])
 @each_hazard
-def test_float16_with_saturated_gates(name, rng):
-    layer = hazardous(name, rng, scale=5.0, dtype="mixed_float16")
+def test_float16_with_saturated_gates(name, variant, rng):
+    options = {} if name == "SAB" else {"variant": variant}
+    layer = hazardous(name, rng, 5.0, dtype="mixed_float16", **options)
     outputs = layer(3 * inputs(rng, time=20), training=True)
 
     assert keras.backend.standardize_dtype(outputs.dtype) == "float16"

@@ -60,6 +60,18 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
         name for name in baselines.__all__ if name.endswith("Cell")
     }
     assert all(layer.return_sequences for layer in found.values())
+    sizes = {
+        name: (layer.cell.units, layer.cell.memory_slots, layer.cell.memory_dim)
+        for name, layer in found.items()
+        if getattr(layer.cell, "memory_slots", 0) and name != "SAB"
+    }
+    heads = (120, 128, 20)
+    assert sizes == {
+        "ARMIN": (100, 50, 32),
+        "AwTA": (100, 50, 32),
+        "TARDIS": (120, 50, 32),
+        **dict.fromkeys(("NTM", "DNC", "SAM"), heads),
+    }
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def sab(options, **layer_arguments):
             memory_slots=options.slots,
             top_k=options.top_k,
             store_every=options.store_every,
+            truncate_every=options.truncate_every,
         ),
         **layer_arguments,
     )
@@ -143,6 +144,28 @@ NETWORKS = {
     "tardis": tardis,
     "awta": awta,
     "sab": sab,
+}
+WITH_VARIANTS = ("ntm", "dnc", "sam", "tardis", "awta")
+DEFAULTS = {
+    "units": 100,
+    "slots": 20,
+    "memory_dim": None,
+    "layer_norm": False,
+    "zoneout": 0.0,
+    "zoneout_hidden": 0.0,
+    "cell": "paper",
+    "addressing": "hard",
+    "content_addressing": False,
+    "temperature": 1.0,
+    "final_temperature": 0.3,
+    "annealing": 0,
+    "reads": 1,
+    "top_k": 4,
+    "store_every": 1,
+    "truncate_every": 10,
+    "key_dim": 16,
+    "variant": "published",
+    "learn_initial_state": False,
 }
 # Whose slots can be drawn.
 WITH_MEMORY = tuple(name for name in NETWORKS if "lstm" not in name)
@@ -220,6 +243,11 @@ def add_options(parser):
         "--store-every", type=positive, help="sab: steps between stored states"
     )
     network.add_argument(
+        "--truncate-every",
+        type=positive,
+        help="sab: steps that a gradient passes through its LSTM",
+    )
+    network.add_argument(
         "--key-dim", type=positive, help="tardis, awta: size of a slot's key"
     )
     network.add_argument(
@@ -233,22 +261,16 @@ def add_options(parser):
         action=argparse.BooleanOptionalAction,
         help="ntm, dnc, sam, tardis: learn the state a sequence starts with",
     )
-    network.set_defaults(
-        units=100,
-        slots=20,
-        layer_norm=False,
-        zoneout=0.0,
-        zoneout_hidden=0.0,
-        cell="paper",
-        addressing="hard",
-        content_addressing=False,
-        temperature=1.0,
-        final_temperature=0.3,
-        annealing=0,
-        reads=1,
-        top_k=4,
-        store_every=1,
-        key_dim=16,
-        variant="published",
-        learn_initial_state=False,
-    )
+    network.set_defaults(**DEFAULTS)
+
+
+def as_in_the_paper(options, preset):
+    """Whether the network is the one whose figures the paper has.
+
+    `preset` holds the paper's settings; all others have to be at their
+    defaults, but for the variant, which has to be the released one.
+    """
+    values = {**DEFAULTS, **preset}
+    if options.model in WITH_VARIANTS:
+        values["variant"] = "released"
+    return all(getattr(options, k) == v for k, v in values.items())

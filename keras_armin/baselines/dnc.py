@@ -32,7 +32,8 @@ class DNCCell(ControlledCell):
         r = w_r' M',    output = [h, r]
 
     No gradient passes through `w_w` into the usage, nor through the order of
-    the slots, as in the authors' code.
+    the slots, as in the authors' code. The interface is kept within 20, which
+    they do to the LSTM.
 
     Args:
         units: int. Size of the hidden state of the LSTM.
@@ -44,7 +45,8 @@ class DNCCell(ControlledCell):
             figures come from: modes are a softmax over heads, so that the
             weights of a read sum to more and more; similarities are divided
             by `memory_dim`; strengths begin at 0; keys and the write vector
-            pass a tanh. Defaults to `"published"`.
+            pass a tanh; gradients pass into the usage. Defaults to
+            `"published"`.
         learn_initial_state: bool. Train the output and the cell state that a
             sequence starts with. Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
@@ -124,6 +126,8 @@ class DNCCell(ControlledCell):
     def use_memory(self, parts, memory, extra, count):
         w_r = self.per_head(extra["read_weights"], self.num_reads)
         w_w, link = extra["write_weights"], self._square(extra["link"])
+        if not self.released:
+            w_w = ops.stop_gradient(w_w)
         used = usage(extra["usage"], w_w, w_r, ops.sigmoid(parts["free"]))
         w_w = self._write_weights(parts, memory, used)
         memory = heads.erase_and_add(
@@ -182,7 +186,6 @@ class DNCCell(ControlledCell):
 
 def usage(before, w_w, w_r, free):
     """How far each slot `(batch, n)` is in use, between 0 and 1."""
-    w_w = ops.stop_gradient(w_w)
     used = before + w_w - before * w_w
     freed = 1 - ops.expand_dims(free, -1) * w_r
     for head in range(w_r.shape[1]):
@@ -229,6 +232,8 @@ def preceded(precedence, w_w):
 
 def _over_heads(modes):
     """The fault of the released code: with one head all modes are 1."""
+    if modes.shape[1] == 1:
+        return ops.ones_like(modes)
     return ops.softmax(modes, 1)
 
 

@@ -16,6 +16,7 @@ from keras_armin.backends import plus_product
 from keras_armin.blocks import BlockInitializer
 from keras_armin.cell import MemoryCell
 from keras_armin.cell import arguments_of
+from keras_armin.cell import packaged
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
@@ -218,7 +219,7 @@ class LSTMDrivenCell(MemoryCell):
     def get_config(self):
         return {
             **super().get_config(),
-            **self.config_of(arguments_of(type(self))),
+            **self.config_of(arguments_of(packaged(type(self)))),
         }
 
 

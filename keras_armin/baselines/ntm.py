@@ -8,6 +8,8 @@ from keras_armin.backends import ops
 from keras_armin.baselines import heads
 from keras_armin.baselines.controlled_cell import ControlledCell
 from keras_armin.cell_layer import CellLayer
+from keras_armin.memory import softmax
+from keras_armin.memory import wide_dtype
 
 # What an unwritten memory holds: rows of zeros would have no direction.
 EMPTY = 1e-6
@@ -46,9 +48,10 @@ class NTMCell(ControlledCell):
         variant: `"published"`, or `"released"` for what the ARMIN paper's
             figures come from: heads see the cell state divided by its length
             instead of `h`, nothing is erased, `M' = (1 - w') M + w' a`, keys
-            and what is added pass no tanh, and weights start at zero. Its
-            one shift for a whole batch is not repeated. Defaults to
-            `"published"`.
+            and what is added pass no tanh, weights start at zero and the
+            memory at random rows, the same ones each time. Its one shift for
+            a whole batch, its random first read and its unbounded interface
+            are not repeated. Defaults to `"published"`.
         learn_initial_state: bool. Train the state that a sequence starts
             with: what is fed back, the cell state and the weights of the
             heads; in the `"released"` variant the memory instead of the
@@ -133,8 +136,7 @@ class NTMCell(ControlledCell):
         learnt = super().learnt_states
         if self.released:
             learnt["output"] = (np.zeros(self.units), ops.tanh)
-            rows = np.zeros(self.memory_slots * self.memory_dim)
-            return {**learnt, "memory": (rows, ops.sigmoid)}
+            return {**learnt, "memory": (self._random_rows(), ops.sigmoid)}
         # Equal weights on equal rows would have no gradient: near slot 0.
         first = FIRST_SLOT_LOGIT * np.eye(self.memory_slots)[0]
         for name, width in self.extra_states.items():
@@ -144,21 +146,31 @@ class NTMCell(ControlledCell):
 
     def _softmax_of_heads(self, numbers):
         rows = ops.reshape(numbers, (-1, self.memory_slots))
-        return ops.reshape(ops.softmax(rows, -1), (-1,))
+        return ops.reshape(softmax(rows), (-1,))
+
+    def _random_rows(self):
+        """Rows that differ: heads could not tell equal ones apart."""
+        size = self.memory_slots * self.memory_dim
+        return np.random.RandomState(0).uniform(-1.0, 1.0, size)
 
     def constant_states(self):
+        if self.released:
+            return {"memory": 1 / (1 + np.exp(-self._random_rows()))}
         start = {"memory": np.full(self.memory_slots * self.memory_dim, EMPTY)}
-        if not self.released:
-            first = np.eye(self.memory_slots)[0]
-            for name, width in self.extra_states.items():
-                start[name] = np.tile(first, width // self.memory_slots)
+        first = np.eye(self.memory_slots)[0]
+        for name, width in self.extra_states.items():
+            start[name] = np.tile(first, width // self.memory_slots)
         return start
 
     def shown_to_heads(self, h, c):
-        return heads.unit_rows(c) if self.released else h
+        if not self.released:
+            return h
+        # The sum of squares of a large state does not fit into float16.
+        wide = ops.cast(c, wide_dtype(self.compute_dtype))
+        return ops.cast(heads.unit_rows(wide), c.dtype)
 
     def use_memory(self, parts, memory, extra, count):
-        weights = self._address(parts, memory, extra)
+        weights = self._address(parts, memory, extra, count)
         read_weights = weights[:, : self.num_reads]
         write_weights = weights[:, self.num_reads :]
         reads = heads.read(memory, read_weights)
@@ -177,7 +189,7 @@ class NTMCell(ControlledCell):
             ops.mean(write_weights, 1),
         )
 
-    def _address(self, parts, memory, extra):
+    def _address(self, parts, memory, extra, count):
         """New weights of all heads, read heads first: `(batch, k, n)`."""
         parts = {
             name: self.per_head(parts[name], self.num_heads)
@@ -191,6 +203,8 @@ class NTMCell(ControlledCell):
             ],
             axis=1,
         )
+        if not self.released:
+            before = self._at_first_slot(before, count)
         strengths = ops.softplus(parts["strengths"])
         by_content = heads.content(heads.cosine(memory, keys), strengths)
         gate = ops.sigmoid(parts["gates"])
@@ -200,6 +214,19 @@ class NTMCell(ControlledCell):
         return heads.sharpen(
             weights, ops.clip(sharpness, 1.0, heads.LARGEST_SHARPNESS)
         )
+
+    def _at_first_slot(self, before, count):
+        """The weights, or where they are all zero at the start, slot 0.
+
+        Zeros are what `keras.layers.RNN.reset_state` writes. On equal rows
+        heads without a place would never find one.
+        """
+        nowhere = ops.sum(before, axis=-1)[..., None] == 0
+        start = nowhere & (count == 0)[:, None, None]
+        first = ops.one_hot(
+            ops.zeros_like(count), self.memory_slots, dtype=before.dtype
+        )
+        return ops.where(start, first[:, None], before)
 
     def _vectors(self, numbers, count):
         if len(numbers.shape) == 2:

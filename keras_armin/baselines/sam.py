@@ -30,8 +30,9 @@ class SAMCell(ControlledCell):
 
     Only these rows are touched, forward and by the gradient. The search is
     exact. Which slot was accessed when, with a weight above 0.005, is counted
-    in whole numbers; empty slots are filled in order. Nothing of the choice
-    of rows has a gradient.
+    in whole numbers; empty slots are filled in order, whether they were read
+    or not. Nothing of the choice of rows has a gradient. What the heads get
+    is kept within 20.
 
     Args:
         units: int. Size of the hidden state of the LSTM.
@@ -40,8 +41,9 @@ class SAMCell(ControlledCell):
         num_reads: int. Number of read heads. Defaults to `1`.
         top_k: int. Rows that a head reads. Defaults to `4`.
         variant: `"published"`, or `"released"` for what the ARMIN paper's
-            figures come from, as far as it can be told: a gate of its own for
-            each row that was read and for the oldest one, which is read too;
+            figures come from, as far as it can be told: the oldest row is
+            read too, and each row that was read, from the most to the least,
+            has a gate of its own for the writing;
             similarities divided by `memory_dim`; no strength, so that reads
             are nearly uniform. It takes one read head. Its wrong record of
             accesses, and that several rows could be erased at once, are not
@@ -107,6 +109,11 @@ class SAMCell(ControlledCell):
         return min(self.top_k, self.memory_slots)
 
     @property
+    def rows_seen(self):
+        """In the released variant: the nearest and the oldest."""
+        return min(self.top_k + 1, self.memory_slots)
+
+    @property
     def extra_states(self):
         n = self.memory_slots
         return {
@@ -121,7 +128,7 @@ class SAMCell(ControlledCell):
         if not self.released:
             sizes["strengths"] = self.num_reads
         sizes["write"] = width
-        sizes["interpolation"] = self.neighbours + 1 if self.released else 1
+        sizes["interpolation"] = self.rows_seen if self.released else 1
         sizes["write_gate"] = 1
         return sizes
 
@@ -140,6 +147,8 @@ class SAMCell(ControlledCell):
         w_r = self._read_weights(parts, memory, oldest)
         now = ops.expand_dims(memory_ops.advance(count), -1)
         touched = ops.sum(w_r, axis=1) + w_w > ACCESSED
+        # To read an empty row is no access: it would never be filled.
+        touched = touched & ((accessed > 0) | (w_w > ACCESSED))
         accessed = ops.where(touched, now, accessed)
         extra = {
             "read_weights": w_r,
@@ -151,17 +160,15 @@ class SAMCell(ControlledCell):
         gate = ops.sigmoid(parts["interpolation"])
         w_r = ops.mean(w_r, axis=1)
         if self.released:
-            gate = self._gate_of_rows(gate, w_r, oldest)
+            gate = self._gate_of_rows(gate, w_r)
         where = gate * w_r + (1 - gate) * oldest
         return ops.sigmoid(parts["write_gate"]) * where
 
-    def _gate_of_rows(self, gates, w_r, oldest):
-        """The gates `(batch, neighbours + 1)` at their rows: `(batch, n)`."""
-        rows = heads.largest(w_r, self.neighbours)
+    def _gate_of_rows(self, gates, w_r):
+        """The gates `(batch, rows_seen)` at the rows read: `(batch, n)`."""
+        rows = heads.largest(w_r, self.rows_seen)
         rows = ops.one_hot(rows, self.memory_slots, dtype=gates.dtype)
-        read = ops.expand_dims(gates[:, :-1], 1)
-        at_rows = ops.matmul(read, rows)[:, 0] * (1 - oldest)
-        return at_rows + gates[:, -1:] * oldest
+        return ops.matmul(ops.expand_dims(gates, 1), rows)[:, 0]
 
     def _read_weights(self, parts, memory, oldest):
         queries = self.per_head(parts["queries"], self.num_reads)
