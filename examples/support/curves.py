@@ -93,8 +93,9 @@ def save_panels(panels, metric, path, titles=True, **options):
 
     labels = dict.fromkeys(label for runs in panels.values() for label in runs)
     styles = _styles(labels)
-    columns = min(len(panels), _COLUMNS)
-    rows = -(-len(panels) // columns)
+    # As few rows as will do, filled evenly: four panels are two by two.
+    rows = -(-len(panels) // _COLUMNS)
+    columns = -(-len(panels) // rows)
     figure, axes = plt.subplots(
         rows,
         columns,
