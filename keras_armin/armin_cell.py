@@ -178,11 +178,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         )
         self.units = checks.size("units", units)
         self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = (
-            self.units
-            if memory_dim is None
-            else checks.size("memory_dim", memory_dim)
-        )
+        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
         self.initial_temperature = checks.temperature_of_cell(temperature)
         self.keep_keras_objects(given)

@@ -27,6 +27,11 @@ def size(name, value):
     return int(value)
 
 
+def size_or(name, value, default):
+    """As `size`, or the default for `None`."""
+    return default if value is None else size(name, value)
+
+
 def _real(name, value, takes):
     if _is_bool(value) or not isinstance(value, numbers.Real):
         raise TypeError(_say(name, value, takes))

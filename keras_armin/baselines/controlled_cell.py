@@ -42,11 +42,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
     ):
         super().__init__(units, **kwargs)
         self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = (
-            self.units
-            if memory_dim is None
-            else checks.size("memory_dim", memory_dim)
-        )
+        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
         self.num_reads = checks.size("num_reads", num_reads)
         self.variant = checks.choice("variant", variant, VARIANTS)
         self.learn_initial_state = checks.flag(

@@ -86,10 +86,8 @@ class SABCell(LSTMDrivenCell):
         self.top_k = checks.size("top_k", top_k)
         self.store_every = checks.size("store_every", store_every)
         self.truncate_every = checks.size("truncate_every", truncate_every)
-        self.address_units = (
-            max(1, self.units // 4)
-            if address_units is None
-            else checks.size("address_units", address_units)
+        self.address_units = checks.size_or(
+            "address_units", address_units, max(1, self.units // 4)
         )
         self.memory_dim = self.units + self.address_units
         self.output_size = 2 * self.units

@@ -111,11 +111,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
     ):
         super().__init__(units, **kwargs)
         self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = (
-            self.units
-            if memory_dim is None
-            else checks.size("memory_dim", memory_dim)
-        )
+        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
         self.keep_addressing(key_dim, address_units)
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
         self.initial_temperature = checks.temperature_of_cell(temperature)

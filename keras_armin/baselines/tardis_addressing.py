@@ -27,10 +27,8 @@ class TARDISAddressing:
 
     def keep_addressing(self, key_dim, address_units):
         self.key_dim = checks.size("key_dim", key_dim)
-        self.address_units = (
-            max(1, self.units // 4)
-            if address_units is None
-            else checks.size("address_units", address_units)
+        self.address_units = checks.size_or(
+            "address_units", address_units, max(1, self.units // 4)
         )
 
     @property
