@@ -105,7 +105,7 @@ EXTRAS = {
     ("quick", "sab"): _EVERY_FEW,
     ("digits", "sab"): _EVERY_FEW,
     **{
-        ("paper", model): {"released_temperature": True}
+        ("paper", model): {"released_temperature": True, "sampled_reads": True}
         for model in WITH_TEMPERATURE
     },
 }
@@ -114,17 +114,14 @@ STEPS_SHOWN = 184
 
 
 def build_model(arguments, steps, updates_per_epoch):
-    model = keras.Sequential(
-        [
-            keras.Input((steps, 1)),
-            models.build(arguments, name="recurrent"),
-            keras.layers.Dense(
-                pixels.CLASSES,
-                kernel_initializer="glorot_normal",
-                name="logits",
-            ),
-        ]
-    )
+    pixel = keras.Input((steps, 1))
+    recurrent = models.build(arguments, name="recurrent")
+    # To sample is to go on as in training: nothing else differs there.
+    x = recurrent(pixel, training=True if arguments.sampled_reads else None)
+    logits = keras.layers.Dense(
+        pixels.CLASSES, kernel_initializer="glorot_normal", name="logits"
+    )(x)
+    model = keras.Model(pixel, logits)
     model.compile(
         keras.optimizers.Adam(
             _learning_rate(arguments, updates_per_epoch),
@@ -193,13 +190,23 @@ def parse_arguments(argv):
         default=False,
         help="armin, tardis, awta: 1 / epoch, as in the released code",
     )
+    parser.add_argument(
+        "--sampled-reads",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="armin, tardis, awta: go on sampling in validation and test, as "
+        "the released code does; the test then also has argmax reads",
+    )
     arguments = command_line.parse(parser, argv, preset_values)
     tempered = arguments.model in WITH_TEMPERATURE
-    if arguments.released_temperature and not tempered:
-        parser.error(
-            f"--released-temperature is for {', '.join(WITH_TEMPERATURE)}, "
-            f"not for {arguments.model}"
-        )
+    for name in ("released_temperature", "sampled_reads"):
+        if getattr(arguments, name) and not tempered:
+            parser.error(
+                f"--{name.replace('_', '-')} is for "
+                f"{', '.join(WITH_TEMPERATURE)}, not for {arguments.model}"
+            )
+    if arguments.sampled_reads and arguments.zoneout:
+        parser.error("--sampled-reads and --zoneout exclude another")
     if arguments.released_temperature and arguments.annealing:
         parser.error("--released-temperature and --annealing exclude another")
     if arguments.output is None:
@@ -281,6 +288,7 @@ def main(argv=None):
         "updates": run.epoch * updates,
         "validation_accuracy": run.best_value("val_accuracy", "max"),
         "test_accuracy": _accuracy(model, data.test),
+        "test_accuracy_argmax": argmax_accuracy(model, data.test, arguments),
         "paper_accuracy": paper_accuracy(arguments),
         "seconds": round(run.seconds),
         "backend": keras.backend.backend(),
@@ -293,6 +301,19 @@ def main(argv=None):
 def _accuracy(model, samples):
     batches = pixels.evaluation_batches(*samples)
     return round(model.evaluate(batches, verbose=0)[1], 4)
+
+
+def argmax_accuracy(model, samples, arguments):
+    """What is left with the best slot in place of sampled ones.
+
+    None where the network does not sample when it is tested.
+    """
+    if not arguments.sampled_reads:
+        return None
+    options = argparse.Namespace(**{**vars(arguments), "sampled_reads": False})
+    twin = build_model(options, samples.images.shape[1], 1)
+    twin.set_weights(model.get_weights())
+    return _accuracy(twin, samples)
 
 
 def paper_accuracy(arguments):
