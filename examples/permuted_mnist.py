@@ -113,15 +113,21 @@ EXTRAS = {
 STEPS_SHOWN = 184
 
 
+class AlwaysSampling(keras.Model):
+    """Evaluates as it trains: without dropout, sampled reads are all of it."""
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=True, mask=mask)
+
+
 def build_model(arguments, steps, updates_per_epoch):
     pixel = keras.Input((steps, 1))
-    recurrent = models.build(arguments, name="recurrent")
-    # To sample is to go on as in training: nothing else differs there.
-    x = recurrent(pixel, training=True if arguments.sampled_reads else None)
+    x = models.build(arguments, name="recurrent")(pixel)
     logits = keras.layers.Dense(
         pixels.CLASSES, kernel_initializer="glorot_normal", name="logits"
     )(x)
-    model = keras.Model(pixel, logits)
+    kind = AlwaysSampling if arguments.sampled_reads else keras.Model
+    model = kind(pixel, logits)
     model.compile(
         keras.optimizers.Adam(
             _learning_rate(arguments, updates_per_epoch),

@@ -7,15 +7,19 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.plots import plot_memory
+from keras_armin.streaming import StepModel
+from keras_armin.streaming import step_model
 from keras_armin.version import __version__
 
 __all__ = [
     "ARMIN",
     "ARMINCell",
     "MemoryTrace",
+    "StepModel",
     "__version__",
     "baselines",
     "callbacks",
     "plot_memory",
+    "step_model",
     "trace_memory",
 ]

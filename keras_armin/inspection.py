@@ -106,13 +106,17 @@ def _as_memory_layer(layer):
 
 def _wrap(rnn):
     """A layer of ours around the cell of a `keras.layers.RNN`."""
-    after_loading = rnn.cell.after_loading
-    wrapped = MemoryRNN(
-        rnn.cell, go_backwards=rnn.go_backwards, dtype=rnn.cell.dtype_policy
-    )
-    rnn.cell.after_loading = after_loading
+    wrapped = around_cell(rnn.cell, go_backwards=rnn.go_backwards)
     if rnn.stateful and rnn.states is not None:
         wrapped.stateful = True
         wrapped._expected_batch_size = rnn._expected_batch_size
         wrapped.states = rnn.states
     return wrapped
+
+
+def around_cell(cell, **flags):
+    """A second layer around a cell, of which the first need not know."""
+    after_loading = cell.after_loading
+    layer = MemoryRNN(cell, dtype=cell.dtype_policy, **flags)
+    cell.after_loading = after_loading
+    return layer

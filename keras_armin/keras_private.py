@@ -18,6 +18,7 @@ __all__ = [
     "attached_mask",
     "in_own_precision",
     "is_training",
+    "run_through_graph",
 ]
 
 
@@ -34,6 +35,17 @@ def is_training():
 def all_layers(model):
     """A model's layers at any depth, cells included, each once."""
     return model._flatten_layers(include_self=True, recursive=True)
+
+
+def run_through_graph(model, inputs, call):
+    """Call a functional model's layers anew, each as `call(layer, *args)`.
+
+    `keras.models.clone_model` does the same, but cannot give the copy inputs
+    that the original has not.
+    """
+    return model._run_through_graph(
+        inputs, operation_fn=lambda layer: layer, call_fn=call
+    )
 
 
 def in_own_precision(method):

@@ -1,0 +1,381 @@
+"""One step at a time: models whose memory lives between calls."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_armin import checks
+from keras_armin.cell import MemoryCell
+from keras_armin.inspection import around_cell
+from keras_armin.keras_private import all_layers
+from keras_armin.keras_private import run_through_graph
+
+# What treats each step of a sequence by itself.
+_STEPWISE_LAYERS = (
+    keras.layers.InputLayer,
+    keras.layers.Identity,
+    keras.layers.Dense,
+    keras.layers.Embedding,
+    keras.layers.Masking,
+    keras.layers.TimeDistributed,
+    keras.layers.Activation,
+    keras.layers.ReLU,
+    keras.layers.LeakyReLU,
+    keras.layers.ELU,
+    keras.layers.Softmax,
+    keras.layers.Rescaling,
+    keras.layers.Dropout,
+    keras.layers.SpatialDropout1D,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.ActivityRegularization,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+    keras.layers.BatchNormalization,
+    keras.layers.UnitNormalization,
+    keras.layers.Add,
+    keras.layers.Subtract,
+    keras.layers.Multiply,
+    keras.layers.Average,
+    keras.layers.Maximum,
+    keras.layers.Minimum,
+    keras.layers.Concatenate,
+)
+# The same for what `x + y` and functions of `keras.ops` become in a model.
+_STEPWISE_OPERATIONS = {
+    "Add",
+    "Subtract",
+    "Multiply",
+    "Divide",
+    "TrueDivide",
+    "Negative",
+    "Cast",
+    "Tanh",
+    "Sigmoid",
+    "Relu",
+    "Gelu",
+    "Silu",
+    "Exp",
+    "Square",
+    # What masks are made of.
+    "Equal",
+    "NotEqual",
+    "Any",
+    "LogicalAnd",
+    "LogicalOr",
+    "LogicalNot",
+}
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class StepModel(keras.Model):
+    """A model of one step, whose states come in and go out.
+
+    `keras_armin.step_model` makes it. Called on the list `[*inputs, *states]`
+    it returns `[*outputs, *new_states]`, and with `reads=True` after those the
+    slots that were read, `(batch,)` for each layer with a memory. It is an
+    ordinary Keras model, without a loop, and can be exported as such.
+
+    Example:
+
+    >>> model = keras.Sequential([
+    ...     keras.Input((None, 3)), keras_armin.ARMIN(8, memory_slots=4)])
+    >>> step = keras_armin.step_model(model)
+    >>> states = step.initial_states(batch_size=2)
+    >>> output, *states = step([np.zeros((2, 3), "float32"), *states])
+    >>> tuple(output.shape)
+    (2, 16)
+    """
+
+    def __call__(self, inputs, *args, **kwargs):
+        # Keras refuses a list with arrays beside tensors, which new inputs
+        # beside states mostly are.
+        inputs = [
+            ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
+            for x in inputs
+        ]
+        return super().__call__(inputs, *args, **kwargs)
+
+    def initial_states(self, batch_size: int = 1) -> list[np.ndarray]:
+        """What a sequence starts with, as arrays, to be handed in first."""
+        batch_size = checks.size("batch_size", batch_size)
+        return [
+            np.array(ops.convert_to_numpy(state))
+            for layer in _recurrent_steps(self)
+            for state in layer.initial_states(batch_size)
+        ]
+
+    @property
+    def num_states(self) -> int:
+        """How many of its inputs, and of its outputs, are states."""
+        return sum(len(x.state_names) for x in _recurrent_steps(self))
+
+
+def step_model(
+    model: keras.Model, reads: bool = False, stepwise: tuple = ()
+) -> StepModel:
+    """From a model of sequences, a model of a single step.
+
+    Every recurrent layer becomes one step of its cell, with the same weights;
+    states are inputs and outputs. Stepping it over a sequence gives the
+    outputs of the whole sequence, and at inference only: nothing is random.
+    Where a layer returns its last output alone, the step returns what would be
+    the last output if the sequence ended there. A `reset` that the model
+    passes to its layers is left out: to start anew, hand in
+    `initial_states()`.
+
+    Args:
+        model: A built functional or `Sequential` model. Each of its inputs has
+            the shape `(batch, time, ...)`; that of the step is
+            `(batch, ...)`.
+        reads: bool. Also return which slot each memory layer has read, -1 at a
+            masked step. Defaults to `False`.
+        stepwise: Classes of further layers in the model that treat each step
+            by itself. Layers that are not known to do so are refused.
+            Defaults to `()`.
+
+    Returns:
+        A `StepModel`.
+    """
+    _check_model(model)
+    sequence_inputs = [x for x in model.inputs if len(x.shape) > 1]
+    steps = [
+        keras.Input(x.shape[2:], dtype=x.dtype, name=x.name)
+        for x in sequence_inputs
+    ]
+    walk = _Walk(reads, tuple(stepwise))
+    outputs = walk.through(model, _with_time(model, steps))
+    return StepModel(
+        [*steps, *walk.states],
+        [*_without_time(model, outputs), *walk.new_states, *walk.reads],
+        name=f"{model.name}_step",
+    )
+
+
+def _with_time(model, steps):
+    """What the model is called on: a sequence of one step.
+
+    An input without time, as a `reset`, has nothing to stand for it.
+    """
+    steps = iter(steps)
+
+    def one_step(x):
+        if len(x.shape) > 1:
+            return ops.expand_dims(next(steps), 1)
+        return keras.Input((), dtype=x.dtype)
+
+    return [one_step(x) for x in model.inputs]
+
+
+def _without_time(model, outputs):
+    time = next(x.shape[1] for x in model.inputs if len(x.shape) > 1)
+
+    def is_sequence(whole, step):
+        return (
+            len(whole.shape) > 1
+            and whole.shape[1] == time
+            and step.shape[1] == 1
+        )
+
+    return [
+        ops.squeeze(step, 1) if is_sequence(whole, step) else step
+        for whole, step in zip(model.outputs, outputs)
+    ]
+
+
+class _Walk:
+    """Goes through a model and puts steps in the place of recurrent layers."""
+
+    def __init__(self, reads, stepwise):
+        self.with_reads = reads
+        self.stepwise = (*_STEPWISE_LAYERS, *stepwise)
+        self.states, self.new_states, self.reads = [], [], []
+        self._names = set()
+
+    def through(self, model, inputs):
+        # A functional model also of a `Sequential`, and with flat outputs.
+        flat = keras.Model(model.inputs, model.outputs)
+        return run_through_graph(flat, inputs, self._call)
+
+    def _call(self, layer, *args, **kwargs):
+        if isinstance(layer, keras.layers.RNN):
+            return self._step(layer, *args, **kwargs)
+        if _is_functional(layer) and _has_recurrence(layer):
+            outputs = self.through(layer, keras.tree.flatten([args, kwargs]))
+            return keras.tree.pack_sequence_as(layer.output, outputs)
+        self._check_stepwise(layer)
+        return layer(*args, **kwargs)
+
+    def _step(
+        self, rnn, sequences, initial_state=None, mask=None, training=None, **_
+    ):
+        if initial_state is not None:
+            raise ValueError(
+                f"Layer '{rnn.name}' is given an `initial_state` by the model, "
+                "which a step would start from each time. Make a step model "
+                "of each part, and hand the states on yourself."
+            )
+        step = RecurrentStep(rnn, reads=self.with_reads)
+        if step.name in self._names:
+            raise ValueError(
+                f"Layer '{rnn.name}' stands in the model more than once; each "
+                "place would need states of its own. Give each a layer of its "
+                "own, with the same weights."
+            )
+        self._names.add(step.name)
+        states = [
+            keras.Input((size,), dtype=rnn.compute_dtype, name=name)
+            for name, size in zip(step.state_names, step.state_sizes)
+        ]
+        output, new_states, read = step(sequences, states, mask=mask)
+        self.states += states
+        self.new_states += new_states
+        self.reads += read
+        return [output, *new_states] if rnn.return_state else output
+
+    def _check_stepwise(self, layer):
+        if isinstance(layer, self.stepwise):
+            return
+        is_layer = isinstance(layer, keras.layers.Layer)
+        kind = type(layer).__name__
+        if not is_layer and kind in _STEPWISE_OPERATIONS:
+            return
+        advice = "name its class in `stepwise` if it does"
+        if isinstance(layer, keras.layers.Bidirectional):
+            advice = "it reads from the end, which a stream does not have"
+        raise ValueError(
+            f"A step model needs layers that treat each step by itself. Layer "
+            f"'{layer.name}' of class {kind} is not known to: {advice}."
+        )
+
+
+@keras.saving.register_keras_serializable(package="keras_armin")
+class RecurrentStep(keras.layers.Layer):
+    """One step of a recurrent layer, with its cell and its weights.
+
+    Args:
+        rnn: A `keras.layers.RNN` of any kind.
+        reads: bool. Also return the slot read, if there is a memory.
+
+    Call arguments:
+        sequences: Tensor of shape `(batch, 1, features)`.
+        states: List of the layer's states.
+        mask: Bool tensor of shape `(batch, 1)`.
+
+    Returns:
+        The output, with a time axis if the layer returns sequences; the list
+        of new states; the list of what was read, which may be empty.
+    """
+
+    def __init__(self, rnn, reads=False, **kwargs):
+        kwargs = {"name": rnn.name, "dtype": rnn.dtype_policy, **kwargs}
+        super().__init__(**kwargs)
+        if rnn.go_backwards:
+            raise ValueError(
+                f"Layer '{rnn.name}' has `go_backwards=True`: it reads from "
+                "the end, which a stream does not have."
+            )
+        self.rnn = rnn
+        self.with_reads = reads
+        self.supports_masking = True
+        self.has_memory = isinstance(rnn.cell, MemoryCell)
+        flags = {
+            "return_sequences": rnn.return_sequences,
+            "zero_output_for_mask": rnn.zero_output_for_mask,
+            "unroll": True,  # no loop around a single step
+        }
+        if self.has_memory:
+            self._one_step = around_cell(rnn.cell, **flags)
+        else:
+            self._one_step = keras.layers.RNN(
+                rnn.cell, return_state=True, dtype=rnn.dtype_policy, **flags
+            )
+        self.built = True
+
+    @property
+    def state_names(self) -> list[str]:
+        if self.has_memory:
+            names = self.rnn.cell.state_names
+        else:
+            names = [f"state_{i}" for i in range(len(self.state_sizes))]
+        return [f"{self.name}_{name}" for name in names]
+
+    @property
+    def state_sizes(self) -> list[int]:
+        return keras.tree.flatten(self.rnn.state_size)
+
+    def initial_states(self, batch_size):
+        states = self.rnn.get_initial_state(batch_size)
+        return [
+            ops.cast(state, self.compute_dtype)
+            for state in keras.tree.flatten(states)
+        ]
+
+    def call(self, sequences: Any, states: list, mask: Any = None) -> tuple:
+        if not self.has_memory:
+            states = keras.tree.pack_sequence_as(self.rnn.state_size, states)
+            output, *states = self._one_step(
+                sequences, initial_state=states, mask=mask
+            )
+            return output, keras.tree.flatten(states), []
+        reads = self.with_reads and bool(self.rnn.cell.memory_slots)
+        run = self._one_step._run(
+            sequences, states, mask, training=False, reset=None, trace=reads
+        )
+        output = self._one_step._results(run)
+        return output, run.states, [_slot(run)] if reads else []
+
+    def compute_mask(self, sequences, mask):
+        masks = self.rnn.compute_mask(sequences, mask)
+        output = masks[0] if isinstance(masks, list) else masks
+        states = [None] * len(self.state_sizes)
+        reads = self.with_reads and getattr(self.rnn.cell, "memory_slots", 0)
+        return output, states, [None] if reads else []
+
+
+def _slot(run):
+    weights = run.read_weights[0]  # of the only step
+    slot = ops.cast(ops.argmax(weights, axis=-1), "int32")
+    return ops.where(ops.any(weights > 0, axis=-1), slot, -1)
+
+
+def _recurrent_steps(model):
+    return [x for x in model.layers if isinstance(x, RecurrentStep)]
+
+
+def _is_functional(layer):
+    return isinstance(layer, keras.Model) and bool(
+        getattr(layer, "inputs", None)
+    )
+
+
+def _has_recurrence(model):
+    return any(isinstance(x, keras.layers.RNN) for x in all_layers(model))
+
+
+def _check_model(model):
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "Argument `model` must be a `keras.Model`. Received: "
+            f"{type(model).__name__}"
+        )
+    if not _is_functional(model) or not model.built:
+        raise ValueError(
+            "Argument `model` must be a functional or `Sequential` model that "
+            f"is built. Received: '{model.name}' of class "
+            f"{type(model).__name__}. A subclassed model can call its cells "
+            "step by step itself: `cell(inputs, states)`."
+        )
+    if not _has_recurrence(model):
+        raise ValueError(
+            f"Argument `model` must have a recurrent layer. '{model.name}' "
+            "has none: it is its own step."
+        )
+    if all(len(x.shape) < 2 for x in model.inputs):
+        raise ValueError(
+            f"Argument `model` must have an input of shape (batch, time, ...). "
+            f"Received: '{model.name}' with inputs of the shapes "
+            f"{[tuple(x.shape) for x in model.inputs]}"
+        )
