@@ -7,6 +7,8 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.plots import plot_memory
+from keras_armin.stateful_step import StreamingModel
+from keras_armin.stateful_step import streaming_model
 from keras_armin.streaming import StepModel
 from keras_armin.streaming import step_model
 from keras_armin.version import __version__
@@ -16,10 +18,12 @@ __all__ = [
     "ARMINCell",
     "MemoryTrace",
     "StepModel",
+    "StreamingModel",
     "__version__",
     "baselines",
     "callbacks",
     "plot_memory",
     "step_model",
+    "streaming_model",
     "trace_memory",
 ]

@@ -69,7 +69,6 @@ _STEPWISE_OPERATIONS = {
 }
 
 
-@keras.saving.register_keras_serializable(package="keras_armin")
 class StepModel(keras.Model):
     """A model of one step, whose states come in and go out.
 
@@ -98,19 +97,29 @@ class StepModel(keras.Model):
         ]
         return super().__call__(inputs, *args, **kwargs)
 
-    def initial_states(self, batch_size: int = 1) -> list[np.ndarray]:
-        """What a sequence starts with, as arrays, to be handed in first."""
+    def initial_states(self, batch_size: int = 1) -> list:
+        """What a sequence starts with, to be handed in first."""
         batch_size = checks.size("batch_size", batch_size)
         return [
-            np.array(ops.convert_to_numpy(state))
-            for layer in _recurrent_steps(self)
+            state
+            for layer in self._recurrent_steps
             for state in layer.initial_states(batch_size)
         ]
 
     @property
     def num_states(self) -> int:
         """How many of its inputs, and of its outputs, are states."""
-        return sum(len(x.state_names) for x in _recurrent_steps(self))
+        return sum(len(x.state_sizes) for x in self._recurrent_steps)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many of its outputs come before the states."""
+        reads = sum(x.has_reads for x in self._recurrent_steps)
+        return len(self.outputs) - self.num_states - reads
+
+    @property
+    def _recurrent_steps(self):
+        return [x for x in self.layers if isinstance(x, RecurrentStep)]
 
 
 def step_model(
@@ -251,7 +260,6 @@ class _Walk:
         )
 
 
-@keras.saving.register_keras_serializable(package="keras_armin")
 class RecurrentStep(keras.layers.Layer):
     """One step of a recurrent layer, with its cell and its weights.
 
@@ -278,9 +286,10 @@ class RecurrentStep(keras.layers.Layer):
                 "the end, which a stream does not have."
             )
         self.rnn = rnn
-        self.with_reads = reads
         self.supports_masking = True
         self.has_memory = isinstance(rnn.cell, MemoryCell)
+        slots = rnn.cell.memory_slots if self.has_memory else 0
+        self.has_reads = reads and slots > 0
         flags = {
             "return_sequences": rnn.return_sequences,
             "zero_output_for_mask": rnn.zero_output_for_mask,
@@ -320,29 +329,28 @@ class RecurrentStep(keras.layers.Layer):
                 sequences, initial_state=states, mask=mask
             )
             return output, keras.tree.flatten(states), []
-        reads = self.with_reads and bool(self.rnn.cell.memory_slots)
         run = self._one_step._run(
-            sequences, states, mask, training=False, reset=None, trace=reads
+            sequences,
+            states,
+            mask,
+            training=False,
+            reset=None,
+            trace=self.has_reads,
         )
         output = self._one_step._results(run)
-        return output, run.states, [_slot(run)] if reads else []
+        return output, run.states, [_slot(run)] if self.has_reads else []
 
     def compute_mask(self, sequences, mask):
         masks = self.rnn.compute_mask(sequences, mask)
         output = masks[0] if isinstance(masks, list) else masks
         states = [None] * len(self.state_sizes)
-        reads = self.with_reads and getattr(self.rnn.cell, "memory_slots", 0)
-        return output, states, [None] if reads else []
+        return output, states, [None] if self.has_reads else []
 
 
 def _slot(run):
     weights = run.read_weights[0]  # of the only step
     slot = ops.cast(ops.argmax(weights, axis=-1), "int32")
     return ops.where(ops.any(weights > 0, axis=-1), slot, -1)
-
-
-def _recurrent_steps(model):
-    return [x for x in model.layers if isinstance(x, RecurrentStep)]
 
 
 def _is_functional(layer):

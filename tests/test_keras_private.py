@@ -105,3 +105,18 @@ def test_float64_without_x64_stays_what_jax_makes_of_it():
     expected = "float32" if BACKEND == "jax" else "float64"
 
     assert Float64Layer().call() == {expected}
+
+
+def test_a_model_can_be_run_through_with_other_inputs():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    extra = keras.Input((2,))
+    given = keras.Input((3,))
+    functional = keras.Model(model.inputs, model.outputs)
+
+    (output,) = keras_private.run_through_graph(
+        functional, [given], lambda layer, x: layer(x) + extra
+    )
+
+    run = keras.Model([given, extra], output)
+    x, ones = np.ones((1, 3)), np.ones((1, 2))
+    np.testing.assert_allclose(run([x, ones]), model(x) + ones, rtol=1e-6)

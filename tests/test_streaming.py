@@ -1,0 +1,316 @@
+"""Models of one step: the same numbers as over the whole sequence."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_armin
+from keras_armin import ARMIN
+from keras_armin import ARMINCell
+from tests.helpers import BACKEND
+from tests.helpers import BATCH
+from tests.helpers import FEATURES
+from tests.helpers import SLOTS
+from tests.helpers import TIME
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import inputs
+from tests.helpers import randomise
+from tests.networks import each_network
+
+layers = keras.layers
+
+
+def sequential(*stack, features=FEATURES):
+    return keras.Sequential([keras.Input((None, features)), *stack])
+
+
+def small_armin(**arguments):
+    return ARMIN(UNITS, memory_slots=SLOTS, **arguments)
+
+
+def run_steps(step, x, states=None):
+    """Step over `x`; the outputs of all steps, states left out."""
+    states = step.initial_states(len(x)) if states is None else states
+    first, after = step.num_outputs, step.num_outputs + step.num_states
+    kept = []
+    for t in range(x.shape[1]):
+        results = step.predict_on_batch([x[:, t], *states])
+        states = results[first:after]
+        kept.append([*results[:first], *results[after:]])
+    return [np.stack(column, axis=1) for column in zip(*kept)]
+
+
+def check_steps(model, x, **arguments):
+    step = keras_armin.step_model(model, **arguments)
+    stepped, *reads = run_steps(step, x)
+    whole = array(model(x, training=False))
+    if whole.ndim == 2:  # the last output alone
+        stepped = stepped[:, -1]
+    np.testing.assert_allclose(stepped, whole, atol=1e-5)
+    return reads
+
+
+@each_network
+def test_steps_give_the_outputs_of_the_sequence(network, rng):
+    layer = network.make(return_sequences=True)
+    model = sequential(layer, layers.Dense(2))
+    randomise(layer, rng)
+
+    check_steps(model, inputs(rng))
+
+
+MODELS = {
+    "stacked": lambda: sequential(
+        small_armin(return_sequences=True, layer_norm=True, zoneout=0.2),
+        layers.LayerNormalization(),
+        small_armin(memory_dim=3),
+        layers.Dense(2),
+    ),
+    "a learnt start": lambda: sequential(small_armin(learn_initial_state=True)),
+    "soft reads": lambda: sequential(
+        small_armin(addressing="soft", return_sequences=True)
+    ),
+    "a bare cell": lambda: sequential(
+        layers.RNN(ARMINCell(UNITS, memory_slots=SLOTS))
+    ),
+    "layers of Keras": lambda: sequential(
+        layers.LSTM(5, return_sequences=True),
+        layers.RNN(
+            [ARMINCell(UNITS, memory_slots=SLOTS), layers.GRUCell(3)],
+            return_sequences=True,
+        ),
+        layers.GRU(2),
+    ),
+    "a model inside": lambda: sequential(
+        sequential(small_armin(return_sequences=True), layers.Dense(3)),
+        layers.Dense(2),
+    ),
+    "last output padded with zeros": lambda: sequential(
+        layers.Masking(),
+        small_armin(zero_output_for_mask=True, return_sequences=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_steps_agree_for_models_of_many_kinds(make, rng):
+    model = make()
+    randomise(model, rng)
+    x = inputs(rng)
+    x[1, 2:4] = 0.0  # what Masking masks
+
+    check_steps(model, x)
+
+
+def test_a_sum_beside_a_layer_of_a_fixed_length(rng):
+    sequence = keras.Input((TIME, FEATURES))
+    y = small_armin(return_sequences=True)(sequence)
+    model = keras.Model(sequence, layers.Dense(FEATURES)(y) + sequence)
+
+    check_steps(model, inputs(rng))
+
+
+def test_masked_steps_leave_the_states_and_read_nothing(rng):
+    model = keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(6, FEATURES, mask_zero=True),
+            small_armin(return_sequences=True),
+        ]
+    )
+    randomise(model, rng)
+    ids = np.array([[3, 0, 5, 1], [0, 2, 2, 4], [1, 1, 0, 0]], "int32")
+
+    (reads,) = check_steps(model, ids, reads=True)
+
+    np.testing.assert_array_equal(reads == -1, ids == 0)
+
+
+def test_reads_are_those_of_the_trace(rng):
+    layer = small_armin(return_sequences=True)
+    model = sequential(layer)
+    randomise(layer, rng, scale=2.0)
+    x = inputs(rng, time=20)
+
+    (reads,) = check_steps(model, x, reads=True)
+
+    trace = keras_armin.trace_memory(layer, x)
+    np.testing.assert_array_equal(reads, trace.read_slots)
+    assert len(np.unique(reads)) > 1
+
+
+def test_names_tell_whose_state_an_input_is():
+    step = keras_armin.step_model(
+        sequential(small_armin(name="reader", return_sequences=True))
+    )
+
+    names = [x.name for x in step.inputs[1:]]
+
+    assert names == [
+        f"reader_{x}" for x in ("output", "h", "memory", "pointer")
+    ]
+    assert step.num_states == 4 and step.num_outputs == 1
+
+
+def test_a_stateful_model_with_resets_becomes_a_step(rng):
+    sequence = keras.Input(batch_shape=(BATCH, None, FEATURES))
+    reset = keras.Input(batch_shape=(BATCH,), dtype="bool")
+    layer = small_armin(stateful=True, return_sequences=True)
+    model = keras.Model([sequence, reset], layer(sequence, reset=reset))
+    x = inputs(rng)
+
+    step = keras_armin.step_model(model)
+    (stepped,) = run_steps(step, x)
+
+    whole = model([x, np.ones(BATCH, bool)])
+    np.testing.assert_allclose(stepped, array(whole), atol=1e-5)
+
+
+def test_a_thousand_steps_do_not_drift(rng):
+    layer = small_armin(return_sequences=True, layer_norm=True)
+    model = sequential(layer, layers.Dense(2))
+    randomise(layer, rng)
+
+    check_steps(model, inputs(rng, time=1000))
+
+
+def refused(model, **arguments):
+    with pytest.raises(ValueError) as caught:
+        keras_armin.step_model(model, **arguments)
+    return str(caught.value)
+
+
+def test_what_cannot_be_stepped_is_refused():
+    assert "bidirectional" in refused(
+        sequential(layers.Bidirectional(small_armin()))
+    )
+    assert "`go_backwards=True`" in refused(
+        sequential(small_armin(go_backwards=True))
+    )
+    assert "Conv1D" in refused(sequential(layers.Conv1D(3, 2), small_armin()))
+    assert "recurrent layer" in refused(sequential(layers.Dense(3)))
+
+
+def test_a_layer_in_two_places_is_refused():
+    layer = ARMIN(FEATURES // 2, memory_slots=SLOTS, return_sequences=True)
+
+    assert "more than once" in refused(sequential(layer, layer))
+
+
+def test_a_subclassed_model_is_refused():
+    class Custom(keras.Model):
+        def call(self, x):
+            return x
+
+    model = Custom()
+    model(np.zeros((1, 2, 3)))
+
+    assert "functional" in refused(model)
+    with pytest.raises(TypeError, match="keras.Model"):
+        keras_armin.step_model(small_armin())
+
+
+def test_a_layer_of_ones_own_can_be_vouched_for(rng):
+    class Double(layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    model = sequential(Double(), small_armin())
+
+    assert "Double" in refused(model)
+    check_steps(model, inputs(rng), stepwise=(Double,))
+
+
+# --- steps that keep their states -------------------------------------------
+
+
+@pytest.fixture
+def streamed(rng):
+    """A model with a learnt start, its stream, and what it should give."""
+    layer = small_armin(return_sequences=True, learn_initial_state=True)
+    model = sequential(layer, layers.Dense(2))
+    randomise(layer, rng)
+    x = inputs(rng)
+    stream = keras_armin.streaming_model(model, BATCH)
+    return stream, x, array(model(x, training=False))
+
+
+def flow(stream, x):
+    return np.stack(
+        [stream.predict_on_batch(x[:, t]) for t in range(x.shape[1])], axis=1
+    )
+
+
+def test_a_stream_keeps_its_memory(streamed):
+    stream, x, whole = streamed
+
+    halves = np.concatenate([flow(stream, x[:, :3]), flow(stream, x[:, 3:])], 1)
+
+    np.testing.assert_allclose(halves, whole, atol=1e-5)
+
+
+def test_a_stream_can_start_anew_while_others_go_on(streamed):
+    stream, x, whole = streamed
+    flow(stream, x)
+
+    stream.reset(np.array([True, False, True]))
+    y = flow(stream, x)
+
+    np.testing.assert_allclose(y[[0, 2]], whole[[0, 2]], atol=1e-5)
+    assert np.abs(y[1] - whole[1]).max() > 1e-3
+    stream.reset()
+    np.testing.assert_allclose(flow(stream, x), whole, atol=1e-5)
+
+
+def test_a_stream_says_what_it_takes(streamed):
+    stream, x, _ = streamed
+
+    with pytest.raises(ValueError, match=r"inputs.*\(2, 4\)"):
+        stream(x[:2, 0])
+    with pytest.raises(ValueError, match="samples"):
+        stream.reset([True, False])
+    with pytest.raises(ValueError, match="batch_size"):
+        keras_armin.StreamingModel(stream.step, 0)
+
+
+_SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+folder, data = sys.argv[1:]
+arrays = np.load(data)
+served = tf.saved_model.load(folder)
+everybody = np.ones(len(arrays["x"]), bool)
+for _ in range(2):
+    steps = [served.serve(x).numpy() for x in arrays["x"].swapaxes(0, 1)]
+    np.testing.assert_allclose(
+        np.stack(steps, axis=1), arrays["whole"], atol=1e-4)
+    served.reset(everybody)
+assert not {"keras", "keras_armin"} & set(sys.modules), "loads alone"
+"""
+
+
+def test_a_served_stream_keeps_its_memory(streamed, tmp_path):
+    stream, x, whole = streamed
+    if BACKEND == "torch":
+        with pytest.raises(ValueError, match="step_model"):
+            stream.export(tmp_path / "served")
+        return
+    with pytest.raises(ValueError, match="step_model"):
+        stream.export(tmp_path / "served.onnx", format="onnx")
+
+    stream.export(tmp_path / "served", verbose=False)
+
+    np.savez(tmp_path / "data.npz", x=x, whole=whole)
+    subprocess.run(
+        [sys.executable, "-c", _SERVE, "served", "data.npz"],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+    )
