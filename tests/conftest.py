@@ -58,3 +58,18 @@ def no_jit():
 
     with jax.disable_jit():
         yield
+
+
+# On JAX every loop of every network takes seconds to compile: all of them
+# would take CI past its time. `python -m tests jax` runs them all.
+LEFT_OUT = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
+
+
+@pytest.fixture
+def in_time(request):
+    """For what is tested with each network: leaves some out of CI on JAX."""
+    name = request.node.name.partition("[")[2]
+    compiles = "network" in request.fixturenames
+    on_jax = keras.backend.backend() == "jax"
+    if on_jax and IN_CI and compiles and name.startswith(LEFT_OUT):
+        pytest.skip("takes minutes to compile on JAX: not in CI")

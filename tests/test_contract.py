@@ -10,7 +10,6 @@ import pytest
 from keras import ops
 
 from keras_armin import trace_memory
-from tests.conftest import IN_CI
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
@@ -28,18 +27,7 @@ from tests.networks import each_network
 from tests.networks import each_with_memory
 from tests.networks import layer_arguments
 
-# On JAX every loop of every network takes seconds to compile: all of them
-# would take CI past its time. `python -m tests jax` runs them all.
-LEFT_OUT = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
-
-
-@pytest.fixture(autouse=True)
-def in_time(request):
-    name = request.node.name.partition("[")[2]
-    compiles = "network" in request.fixturenames
-    if BACKEND == "jax" and IN_CI and compiles and name.startswith(LEFT_OUT):
-        pytest.skip("takes minutes to compile on JAX: not in CI")
-
+pytestmark = pytest.mark.usefixtures("in_time")
 
 HALF = 4
 LENGTHS = np.array([4, 7, 2])
