@@ -12,6 +12,7 @@
   needs, and gives it the gradient `backward(inputs, residuals,
   output_gradients)`, where None may stand for a gradient of zeros.
   `can_go_back_by_hand()` says whether it can be used now.
+- `constant(x)`: a weight as a loop takes it.
 - `without_autocast(x)`: a context in which nothing is cast but by us.
 - `activate(function, x, in_place)`: an activation; `check_batch_size`: for
   stateful layers in graphs.
@@ -42,6 +43,7 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 activate = _backend.activate
 check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
+constant = _backend.constant
 integers = _backend.integers
 matvec = _backend.matvec
 own = _backend.own

@@ -77,6 +77,11 @@ def _source(x, length, by_hand):
     return tf.TensorArray(x.dtype, length, element_shape=shape).unstack(x).read
 
 
+def constant(x):
+    """Nothing has to be done here for a loop to take a weight."""
+    return x
+
+
 def integers(values, like):
     return tf.constant(values, dtype="int32")
 

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 
 import keras
@@ -10,7 +11,13 @@ ops = torch_ops
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
-    """A Python loop: `unroll` makes no difference."""
+    """A Python loop: `unroll` makes no difference.
+
+    Except in an export that leaves the length open, where it is an operation.
+    """
+    length = inputs[0].shape[0] if torch.compiler.is_exporting() else None
+    if isinstance(length, torch.SymInt):
+        return _loop_of_any_length(step, states, inputs, reverse)
     # unbind makes all the slices at once, with a single node for autograd.
     per_step = zip(
         *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
@@ -29,6 +36,38 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         [column.all() for column in columns],
         [list(column) for column in zip(*kept)],
     )
+
+
+def _loop_of_any_length(step, states, inputs, reverse):
+    def body(states, inputs):
+        new_states, outputs, _ = step(states, inputs)
+        return _without_aliases(new_states, outputs, [*states, *inputs])
+
+    # Not public yet, and there is no other loop that torch.export takes. Its
+    # gradient fails for integers: nothing that goes in may ask for one.
+    states, outputs = torch._higher_order_ops.scan(
+        body,
+        [x.detach() for x in states],
+        [x.detach() for x in inputs],
+        reverse=reverse,
+    )
+    return states, outputs, []
+
+
+def _without_aliases(states, outputs, known):
+    """Such a loop may give no tensor back twice, nor one that it was given.
+
+    A vector may be a view of another and is copied. A matrix for each sample
+    is what one row was put into: it is a new tensor, and large.
+    """
+    known = {id(x) for x in known}
+
+    def own(x):
+        x = x.clone() if x.dim() < 3 or id(x) in known else x
+        known.add(id(x))
+        return x
+
+    return [own(x) for x in states], [own(x) for x in outputs]
 
 
 class _Stack:
@@ -55,6 +94,11 @@ class _Buffer:
 
     def all(self):
         return self.outputs
+
+
+def constant(x):
+    """In an export a loop takes only tensors that the export has seen."""
+    return x.detach() if torch.compiler.is_exporting() else x
 
 
 def integers(values, like):
@@ -196,6 +240,9 @@ def can_go_back_by_hand():
 
 def without_autocast(x):
     """Keras' dtype policies say what is computed in which precision."""
+    if not torch.is_autocast_enabled(x.device.type):
+        # No converter of an exported graph knows this context.
+        return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
