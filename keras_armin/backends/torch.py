@@ -102,6 +102,10 @@ def constant(x):
 
 
 def integers(values, like):
+    if torch.compiler.is_exporting():
+        # A loop that is exported cannot hold a constant tensor.
+        full = [like.new_full((1,), v, dtype=torch.int32) for v in values]
+        return torch.cat(full)
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
