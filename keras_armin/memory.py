@@ -79,7 +79,7 @@ def address(
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
-    slot = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    slot = backends.best(scores)
     if not sampled:
         return Address(None, slot)
     if addressing == "relaxed":
@@ -163,5 +163,5 @@ def as_weights(where, memory_slots: int):
 
 
 def _is_slot(slot, memory_slots: int):
-    slots = ops.arange(memory_slots, dtype="int32")
+    slots = backends.count_up(memory_slots)
     return ops.expand_dims(slot, -1) == slots

@@ -25,6 +25,14 @@ def constant(x):
     return x
 
 
+def best(scores):
+    return jnp.argmax(scores, axis=-1).astype("int32")
+
+
+def count_up(n):
+    return jax.lax.iota("int32", n)
+
+
 def integers(values, like):
     return jnp.asarray(values, dtype="int32")
 
@@ -35,7 +43,7 @@ def own(x):
 
 
 def take_rows(memory, slot):
-    return memory[jnp.arange(memory.shape[0]), slot]
+    return memory[count_up(memory.shape[0]), slot]
 
 
 def put_rows(memory, slot, value, in_place=False, after=None):
@@ -43,12 +51,12 @@ def put_rows(memory, slot, value, in_place=False, after=None):
         # Makes the value depend on `after`. XLA would else not know which
         # comes first, and copy the memory at each step to be safe.
         value = jnp.where(slot[:, None] >= 0, value, after)
-    return memory.at[jnp.arange(memory.shape[0]), slot].set(value)
+    return memory.at[count_up(memory.shape[0]), slot].set(value)
 
 
 def put_then_add(memory, put, value, add, term):
     memory = put_rows(memory, put, value, after=term)
-    return memory.at[jnp.arange(memory.shape[0]), add].add(term)
+    return memory.at[count_up(memory.shape[0]), add].add(term)
 
 
 def matvec(matrices, vectors):

@@ -23,7 +23,7 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
     )
     steps = list(enumerate(per_step))
-    collect = _Stack if torch.is_grad_enabled() else _Buffer
+    collect = _Buffer if _may_change_tensors() else _Stack
     columns, kept = None, [None] * len(steps)
     for time, step_inputs in reversed(steps) if reverse else steps:
         states, outputs, kept[time] = step(states, list(step_inputs))
@@ -47,7 +47,7 @@ def _loop_of_any_length(step, states, inputs, reverse):
     # gradient fails for integers: nothing that goes in may ask for one.
     states, outputs = torch._higher_order_ops.scan(
         body,
-        [x.detach() for x in states],
+        [x.detach().clone() for x in states],
         [x.detach() for x in inputs],
         reverse=reverse,
     )
@@ -84,7 +84,7 @@ class _Stack:
 
 
 class _Buffer:
-    """Outputs that nothing follows: put in place while the cache has them."""
+    """Outputs that nobody follows: put in place while the cache has them."""
 
     def __init__(self, length, sample):
         self.outputs = sample.new_empty((length, *sample.shape))
@@ -101,6 +101,14 @@ def constant(x):
     return x.detach() if torch.compiler.is_exporting() else x
 
 
+def best(scores):
+    return scores.argmax(-1).to(torch.int32)
+
+
+def count_up(n):
+    return ops.arange(0, n, dtype="int32")
+
+
 def integers(values, like):
     if torch.compiler.is_exporting():
         # A loop that is exported cannot hold a constant tensor.
@@ -110,8 +118,8 @@ def integers(values, like):
 
 
 def own(x):
-    """A copy that may be changed in place, unless autograd looks on."""
-    if torch.is_grad_enabled():
+    """A copy that may be changed in place, unless somebody looks on."""
+    if not _may_change_tensors():
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -136,7 +144,12 @@ def put_then_add(memory, put, value, add, term):
 
 
 def _may(in_place):
-    return in_place and not torch.is_grad_enabled()
+    return in_place and _may_change_tensors()
+
+
+def _may_change_tensors():
+    """Neither autograd nor an exported graph allows it."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_exporting())
 
 
 def _rows(memory, slot):
