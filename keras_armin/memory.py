@@ -37,8 +37,9 @@ def pointer_to_count(pointer):
 
 def count_to_pointer(count, dtype):
     """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
-    above = ops.floor_divide(ops.expand_dims(count, -1), _place_values(count))
-    return ops.cast(ops.mod(above, POINTER_BASE), dtype)
+    above = backends.quotient(ops.expand_dims(count, -1), _place_values(count))
+    digits = above - POINTER_BASE * backends.quotient(above, POINTER_BASE)
+    return ops.cast(digits, dtype)
 
 
 def _place_values(like):

@@ -33,6 +33,10 @@ def count_up(n):
     return jax.lax.iota("int32", n)
 
 
+def quotient(x, y):
+    return jax.lax.div(*jnp.broadcast_arrays(x, jnp.int32(y)))
+
+
 def integers(values, like):
     return jnp.asarray(values, dtype="int32")
 

@@ -90,6 +90,10 @@ def count_up(n):
     return tf.range(n)
 
 
+def quotient(x, y):
+    return x // y
+
+
 def integers(values, like):
     return tf.constant(values, dtype="int32")
 

@@ -109,6 +109,10 @@ def count_up(n):
     return ops.arange(0, n, dtype="int32")
 
 
+def quotient(x, y):
+    return torch.floor_divide(x, y)
+
+
 def integers(values, like):
     if torch.compiler.is_exporting():
         # A loop that is exported cannot hold a constant tensor.
