@@ -151,8 +151,8 @@ def _stateful_layers(model):
 
 def _signature_of(model):
     """Keras' own, but for the batch size that a stateful layer needs."""
-    inputs = getattr(model, "input", None) if model.inputs else None
-    if inputs is None:
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
         raise ValueError(
             f"Model '{model.name}' does not say what its inputs are like. "
             "Give `input_signature=[keras.InputSpec(shape=(None, None, "
@@ -164,7 +164,9 @@ def _signature_of(model):
         shape = tuple(x.shape) if fixed else (None, *x.shape[1:])
         return keras.InputSpec(shape=shape, dtype=x.dtype, name=x.name)
 
-    return [keras.tree.map_structure(spec, inputs)]
+    if isinstance(model, keras.Sequential):
+        return [spec(inputs[0])]
+    return [keras.tree.map_structure(spec, model.input)]
 
 
 def _open_dims(signature):
@@ -197,6 +199,7 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
     specs = keras.tree.flatten(signature)
     kwargs.setdefault("opset_version", None)
     kwargs.setdefault("dynamic_shapes", _open_dims(signature))
+    model.eval()  # torch asks for it; Keras layers go by `training`
     program = _in_clear_words(
         lambda: torch.onnx.export(
             model,

@@ -18,11 +18,12 @@ import numpy as np
 def load_tf_saved_model(file):
     import tensorflow as tf
 
-    serve = tf.saved_model.load(file).serve
+    # Its function alone would let the variables go.
+    loaded = tf.saved_model.load(file)
 
     def run(inputs):
         tensors = [tf.constant(x) for x in inputs.values()]
-        outputs = serve(tensors if len(tensors) > 1 else tensors[0])
+        outputs = loaded.serve(tensors if len(tensors) > 1 else tensors[0])
         return tf.nest.flatten(outputs)
 
     return run
