@@ -94,10 +94,12 @@ def run_job(job):
 def main(jobs_file):
     with open(jobs_file) as file:
         jobs = json.load(file)
+    # TensorFlow imports Keras if it can, without need. Here nobody can.
+    out_of_reach = ("keras", "keras_armin")
+    sys.modules.update(dict.fromkeys(out_of_reach))
     for job in jobs:
         run_job(job)
-    known = {"keras", "keras_armin"} & set(sys.modules)
-    assert not known, f"loaded with the model: {known}"
+    assert not any(sys.modules[name] for name in out_of_reach)
 
 
 if __name__ == "__main__":
