@@ -77,7 +77,7 @@ def export(
     if input_signature is None:
         input_signature = _signature_of(model)
     kwargs.setdefault("verbose", False)
-    if format == "openvino" and backend != "tensorflow":
+    if format == "openvino":
         return _export_openvino(model, filepath, input_signature, kwargs)
     if format == "onnx" and backend == "torch":
         return _export_onnx_from_torch(model, filepath, input_signature, kwargs)
@@ -213,13 +213,19 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
 
 
 def _export_openvino(model, filepath, signature, kwargs):
-    """By way of ONNX: Keras' own way ends in operations nobody converts."""
+    """By way of a file that OpenVINO reads.
+
+    Keras' own way fails on JAX and PyTorch, and on TensorFlow turns all that
+    is computed and not used into further outputs.
+    """
     import openvino
 
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    between = "tf_saved_model" if on_tensorflow else "onnx"
     with tempfile.TemporaryDirectory() as folder:
-        onnx_file = f"{folder}/model.onnx"
-        export(model, onnx_file, "onnx", signature, **kwargs)
-        converted = openvino.convert_model(onnx_file)
+        file = f"{folder}/model{ENDINGS[between]}"
+        export(model, file, between, signature, **kwargs)
+        converted = openvino.convert_model(file)
         openvino.save_model(converted, filepath, compress_to_fp16=False)
 
 
