@@ -83,6 +83,8 @@ def export(
         return _export_onnx_from_torch(model, filepath, input_signature, kwargs)
     if format == "torch":
         kwargs.setdefault("dynamic_shapes", _open_dims(input_signature))
+    if format == "litert":
+        kwargs.setdefault("target_spec", _builtin_operations())
     return _in_clear_words(
         lambda: model.export(
             filepath, format=format, input_signature=input_signature, **kwargs
@@ -229,15 +231,35 @@ def _export_openvino(model, filepath, signature, kwargs):
         openvino.save_model(converted, filepath, compress_to_fp16=False)
 
 
+def _builtin_operations():
+    """Keras would let operations in that the LiteRT runtime does not have."""
+    import tensorflow as tf
+
+    return {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
+
+
+# What stands in an error, and what it means.
+_MEANINGS = {
+    "specialized": (
+        "A layer of the model fixes the batch size or the length while it is "
+        "exported; `keras.layers.RNN` on PyTorch does. Use "
+        "`keras_armin.ARMIN` in its place, or give an `input_signature` "
+        "without unknown dimensions."
+    ),
+    "TensorList": (
+        "LiteRT collects the outputs of all steps only at a fixed batch size. "
+        "Give it, as in `input_signature=[keras.InputSpec(shape=(1, None, "
+        "features), dtype='float32')]`, or use `return_sequences=False` and "
+        "no mask."
+    ),
+}
+
+
 def _in_clear_words(write):
     try:
         return write()
     except Exception as error:
-        if "specialized" not in str(error):
-            raise
-        raise ValueError(
-            "A layer of the model fixes the batch size or the length while it "
-            "is exported; `keras.layers.RNN` on PyTorch does. Use "
-            "`keras_armin.ARMIN` in its place, or give an `input_signature` "
-            "without unknown dimensions."
-        ) from error
+        for sign, meaning in _MEANINGS.items():
+            if sign in str(error):
+                raise ValueError(meaning) from error
+        raise
