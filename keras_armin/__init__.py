@@ -4,6 +4,7 @@ from keras_armin import baselines
 from keras_armin import callbacks
 from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import ARMINCell
+from keras_armin.exporting import export
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.plots import plot_memory
@@ -22,6 +23,7 @@ __all__ = [
     "__version__",
     "baselines",
     "callbacks",
+    "export",
     "plot_memory",
     "step_model",
     "streaming_model",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
+from keras_armin import backends
 from keras_armin import checks
 from keras_armin import keras_private
 from keras_armin import noise
@@ -134,7 +135,10 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
                 return ops.copy(variable)
             return ops.cast(variable, self.compute_dtype)
 
-        return {variable.name: read(variable) for variable in self.weights}
+        return {
+            variable.name: backends.constant(read(variable))
+            for variable in self.weights
+        }
 
     # --- noise --------------------------------------------------------------
 

@@ -154,7 +154,8 @@ def _infer(cell, projected, weights, start, constants, last_only):
         gated = ops.concatenate([c, r], axis=-1)
         shown = gated if cell.output_read else c
         start = {**start, "shown": shown, "gated": gated}
-    last, seen = _scan(step, start, per_step)
+    names = () if last_only else SEEN
+    last, seen = _scan(step, start, per_step, names=names)
     if last_only:
         seen = {name: last.pop(name) for name in SEEN}
     return seen, last
@@ -213,17 +214,23 @@ def _or_zeros(d, x):
     return ops.zeros_like(x) if d is None else d
 
 
-def _scan(step, carry, per_step, reverse=False, by_hand=False):
-    """`backends.scan` over dicts; what is None is left out."""
+def _scan(step, carry, per_step, reverse=False, by_hand=False, names=None):
+    """`backends.scan` over dicts; what is None is left out.
+
+    `names` are those of what `step` finds, where they are known beforehand
+    and all of it is to be stacked: no step then notes them down, which a loop
+    that is to be exported from torch would not allow.
+    """
     per_step = {k: v for k, v in per_step.items() if v is not None}
-    stacked, kept = (), ()
+    stacked, kept = names or (), ()
 
     def flat_step(state, now):
         nonlocal stacked, kept
         new, found = step(dict(zip(carry, state)), dict(zip(per_step, now)))
-        found = {k: v for k, v in found.items() if v is not None}
-        kept = tuple(name for name in found if name in LOOSE)
-        stacked = tuple(name for name in found if name not in LOOSE)
+        if names is None:
+            found = {k: v for k, v in found.items() if v is not None}
+            kept = tuple(name for name in found if name in LOOSE)
+            stacked = tuple(name for name in found if name not in LOOSE)
         return (
             [new[name] for name in carry],
             [found[name] for name in stacked],

@@ -37,8 +37,9 @@ def pointer_to_count(pointer):
 
 def count_to_pointer(count, dtype):
     """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
-    above = ops.floor_divide(ops.expand_dims(count, -1), _place_values(count))
-    return ops.cast(ops.mod(above, POINTER_BASE), dtype)
+    above = backends.quotient(ops.expand_dims(count, -1), _place_values(count))
+    digits = above - POINTER_BASE * backends.quotient(above, POINTER_BASE)
+    return ops.cast(digits, dtype)
 
 
 def _place_values(like):
@@ -79,7 +80,7 @@ def address(
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
-    slot = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    slot = backends.best(scores)
     if not sampled:
         return Address(None, slot)
     if addressing == "relaxed":
@@ -163,5 +164,5 @@ def as_weights(where, memory_slots: int):
 
 
 def _is_slot(slot, memory_slots: int):
-    slots = ops.arange(memory_slots, dtype="int32")
+    slots = backends.count_up(memory_slots)
     return ops.expand_dims(slot, -1) == slots

@@ -87,7 +87,7 @@ def _counts(pointer, mask, time):
     """Writes before each step `(time, batch)`, and after the last one."""
     start = memory_ops.pointer_to_count(pointer)
     if mask is None:
-        before = ops.expand_dims(ops.arange(time, dtype="int32"), -1) + start
+        before = ops.expand_dims(backends.count_up(time), -1) + start
         after = start + time
     else:
         written = ops.cast(mask[..., 0], "int32")
@@ -99,7 +99,7 @@ def _counts(pointer, mask, time):
 def _latest(mask):
     """The last live step up to each step, `(time, batch)`; -1 if none."""
     live = mask[..., 0]
-    time = ops.arange(ops.shape(live)[0], dtype="int32")
+    time = backends.count_up(ops.shape(live)[0])
     own = ops.where(live, ops.expand_dims(time, -1), -1)
 
     def step(states, inputs):
@@ -114,7 +114,7 @@ def _rows(x, steps):
     """`x[steps[..., b], b]` of `x` `(time, batch, ...)`; negative ones: 0."""
     batch = ops.shape(x)[1]
     flat = ops.reshape(x, (-1, x.shape[-1]))
-    index = ops.maximum(steps, 0) * batch + ops.arange(batch, dtype="int32")
+    index = ops.maximum(steps, 0) * batch + backends.count_up(batch)
     return ops.take(flat, index, axis=0)
 
 

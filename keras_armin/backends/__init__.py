@@ -12,6 +12,11 @@
   needs, and gives it the gradient `backward(inputs, residuals,
   output_gradients)`, where None may stand for a gradient of zeros.
   `can_go_back_by_hand()` says whether it can be used now.
+- `best(scores)`: the place of the largest along the last axis, the first of
+  equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
+  not negative. All int32, and in operations that the converters of exported
+  models know.
+- `constant(x)`: a weight as a loop takes it.
 - `without_autocast(x)`: a context in which nothing is cast but by us.
 - `activate(function, x, in_place)`: an activation; `check_batch_size`: for
   stateful layers in graphs.
@@ -40,8 +45,11 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
+best = _backend.best
 check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
+constant = _backend.constant
+count_up = _backend.count_up
 integers = _backend.integers
 matvec = _backend.matvec
 own = _backend.own
@@ -49,6 +57,7 @@ ops = _backend.ops
 plus_product = _backend.plus_product
 pullback = _backend.pullback
 put_rows = _backend.put_rows
+quotient = _backend.quotient
 put_then_add = _backend.put_then_add
 scan = _backend.scan
 sigmoid_gradient = _backend.sigmoid_gradient

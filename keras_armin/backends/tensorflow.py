@@ -77,6 +77,23 @@ def _source(x, length, by_hand):
     return tf.TensorArray(x.dtype, length, element_shape=shape).unstack(x).read
 
 
+def constant(x):
+    """Nothing has to be done here for a loop to take a weight."""
+    return x
+
+
+def best(scores):
+    return tf.math.argmax(scores, axis=-1, output_type="int32")
+
+
+def count_up(n):
+    return tf.range(n)
+
+
+def quotient(x, y):
+    return x // y
+
+
 def integers(values, like):
     return tf.constant(values, dtype="int32")
 

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 
 import keras
@@ -10,13 +11,19 @@ ops = torch_ops
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
-    """A Python loop: `unroll` makes no difference."""
+    """A Python loop: `unroll` makes no difference.
+
+    Except in an export that leaves the length open, where it is an operation.
+    """
+    length = inputs[0].shape[0] if torch.compiler.is_exporting() else None
+    if isinstance(length, torch.SymInt):
+        return _loop_of_any_length(step, states, inputs, reverse)
     # unbind makes all the slices at once, with a single node for autograd.
     per_step = zip(
         *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
     )
     steps = list(enumerate(per_step))
-    collect = _Stack if torch.is_grad_enabled() else _Buffer
+    collect = _Buffer if _may_change_tensors() else _Stack
     columns, kept = None, [None] * len(steps)
     for time, step_inputs in reversed(steps) if reverse else steps:
         states, outputs, kept[time] = step(states, list(step_inputs))
@@ -29,6 +36,38 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         [column.all() for column in columns],
         [list(column) for column in zip(*kept)],
     )
+
+
+def _loop_of_any_length(step, states, inputs, reverse):
+    def body(states, inputs):
+        new_states, outputs, _ = step(states, inputs)
+        return _without_aliases(new_states, outputs, [*states, *inputs])
+
+    # Not public yet, and there is no other loop that torch.export takes. Its
+    # gradient fails for integers: nothing that goes in may ask for one.
+    states, outputs = torch._higher_order_ops.scan(
+        body,
+        [x.detach().clone() for x in states],
+        [x.detach() for x in inputs],
+        reverse=reverse,
+    )
+    return states, outputs, []
+
+
+def _without_aliases(states, outputs, known):
+    """Such a loop may give no tensor back twice, nor one that it was given.
+
+    A vector may be a view of another and is copied. A matrix for each sample
+    is what one row was put into: it is a new tensor, and large.
+    """
+    known = {id(x) for x in known}
+
+    def own(x):
+        x = x.clone() if x.dim() < 3 or id(x) in known else x
+        known.add(id(x))
+        return x
+
+    return [own(x) for x in states], [own(x) for x in outputs]
 
 
 class _Stack:
@@ -45,7 +84,7 @@ class _Stack:
 
 
 class _Buffer:
-    """Outputs that nothing follows: put in place while the cache has them."""
+    """Outputs that nobody follows: put in place while the cache has them."""
 
     def __init__(self, length, sample):
         self.outputs = sample.new_empty((length, *sample.shape))
@@ -57,13 +96,34 @@ class _Buffer:
         return self.outputs
 
 
+def constant(x):
+    """In an export a loop takes only tensors that the export has seen."""
+    return x.detach() if torch.compiler.is_exporting() else x
+
+
+def best(scores):
+    return scores.argmax(-1).to(torch.int32)
+
+
+def count_up(n):
+    return ops.arange(0, n, dtype="int32")
+
+
+def quotient(x, y):
+    return torch.floor_divide(x, y)
+
+
 def integers(values, like):
+    if torch.compiler.is_exporting():
+        # A loop that is exported cannot hold a constant tensor.
+        full = [like.new_full((1,), v, dtype=torch.int32) for v in values]
+        return torch.cat(full)
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
 def own(x):
-    """A copy that may be changed in place, unless autograd looks on."""
-    if torch.is_grad_enabled():
+    """A copy that may be changed in place, unless somebody looks on."""
+    if not _may_change_tensors():
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -88,7 +148,12 @@ def put_then_add(memory, put, value, add, term):
 
 
 def _may(in_place):
-    return in_place and not torch.is_grad_enabled()
+    return in_place and _may_change_tensors()
+
+
+def _may_change_tensors():
+    """Neither autograd nor an exported graph allows it."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_exporting())
 
 
 def _rows(memory, slot):
@@ -196,6 +261,9 @@ def can_go_back_by_hand():
 
 def without_autocast(x):
     """Keras' dtype policies say what is computed in which precision."""
+    if not torch.is_autocast_enabled(x.device.type):
+        # No converter of an exported graph knows this context.
+        return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 

@@ -1,0 +1,107 @@
+"""Run exported models with their own runtime, without Keras and the package.
+
+    python load_exported.py jobs.json
+
+`jobs.json` holds a list of jobs: `format`, `file`, `inputs` (an .npz that has
+`<call>/<input>`) and `outputs` (the .npz to write: `<call>/<number>`). The
+calls are made in order on one loaded model; inputs have the names the model
+was exported with, and stand in their order.
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+
+
+def load_tf_saved_model(file):
+    import tensorflow as tf
+
+    # Its function alone would let the variables go.
+    loaded = tf.saved_model.load(file)
+
+    def run(inputs):
+        tensors = [tf.constant(x) for x in inputs.values()]
+        outputs = loaded.serve(tensors if len(tensors) > 1 else tensors[0])
+        return tf.nest.flatten(outputs)
+
+    return run
+
+
+def load_torch(file):
+    import torch
+
+    module = torch.export.load(file).module()
+
+    def run(inputs):
+        tensors = [torch.from_numpy(x) for x in inputs.values()]
+        outputs = module(tensors if len(tensors) > 1 else tensors[0])
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        return [x.detach() for x in outputs]
+
+    return run
+
+
+def load_onnx(file):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file)
+    names = [x.name for x in session.get_inputs()]
+
+    return lambda inputs: session.run(None, dict(zip(names, inputs.values())))
+
+
+def load_openvino(file):
+    import openvino
+
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    model = openvino.Core().compile_model(file, "CPU", exact)
+
+    return lambda inputs: list(model(list(inputs.values())).values())
+
+
+def load_litert(file):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=file)
+    runner = interpreter.get_signature_runner()
+
+    def run(inputs):
+        if len(inputs) == 1:
+            # The converter gives names of its own.
+            inputs = dict(zip(runner.get_input_details(), inputs.values()))
+        outputs = runner(**inputs)
+        return [outputs[name] for name in sorted(outputs)]
+
+    return run
+
+
+def run_job(job):
+    run = globals()[f"load_{job['format']}"](job["file"])
+    calls = {}
+    with np.load(job["inputs"]) as given:
+        for name in given.files:
+            call, _, name_of_input = name.partition("/")
+            calls.setdefault(call, {})[name_of_input] = given[name]
+    found = {}
+    for call, inputs in calls.items():
+        for number, output in enumerate(run(inputs)):
+            found[f"{call}/{number}"] = np.asarray(output)
+    np.savez(job["outputs"], **found)
+
+
+def main(jobs_file):
+    with open(jobs_file) as file:
+        jobs = json.load(file)
+    # TensorFlow imports Keras if it can, without need. Here nobody can.
+    out_of_reach = ("keras", "keras_armin")
+    sys.modules.update(dict.fromkeys(out_of_reach))
+    for job in jobs:
+        run_job(job)
+    assert not any(sys.modules[name] for name in out_of_reach)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    main(sys.argv[1])
