@@ -17,11 +17,13 @@ LOADER = pathlib.Path(__file__).with_name("load_exported.py")
 TOLERANCE = 1e-4
 
 
-def run_exported(folder, jobs):
+def run_exported(folder, jobs, stepped=False):
     """Run `jobs`, a dict from a name to `(format, file, calls)`.
 
     `calls` is a list of calls, each a dict from the names of the inputs to
-    arrays. Returns for each name a list of lists of outputs.
+    arrays; `stepped` says that the files hold single steps, which are to be
+    run along the first input. Returns for each name a list of lists of
+    outputs.
     """
     written = []
     for name, (format, file, calls) in jobs.items():
@@ -37,6 +39,7 @@ def run_exported(folder, jobs):
                 "file": str(file),
                 "inputs": str(folder / f"{name}.in.npz"),
                 "outputs": str(folder / f"{name}.out.npz"),
+                "stepped": stepped,
             }
         )
     (folder / "jobs.json").write_text(json.dumps(written))

@@ -5,7 +5,9 @@
 `jobs.json` holds a list of jobs: `format`, `file`, `inputs` (an .npz that has
 `<call>/<input>`) and `outputs` (the .npz to write: `<call>/<number>`). The
 calls are made in order on one loaded model; inputs have the names the model
-was exported with, and stand in their order.
+was exported with, and stand in their order. A job with `stepped` steps along
+the time of its first input, and hands its outputs but the first in again, in
+the place of the other inputs; the first of all steps is its only output.
 """
 
 import json
@@ -77,6 +79,23 @@ def load_litert(file):
     return run
 
 
+def along(step):
+    """A function of a whole sequence, from a step with its states."""
+
+    def run(inputs):
+        (name, sequence), *_ = inputs.items()
+        states = {key: x for key, x in inputs.items() if key != name}
+        outputs = []
+        for t in range(sequence.shape[1]):
+            found = step({name: sequence[:, t], **states})
+            output, *new_states = [np.asarray(x) for x in found]
+            states = dict(zip(states, new_states))
+            outputs.append(output)
+        return [np.stack(outputs, axis=1)]
+
+    return run
+
+
 def run_job(job):
     run = globals()[f"load_{job['format']}"](job["file"])
     calls = {}
@@ -84,6 +103,8 @@ def run_job(job):
         for name in given.files:
             call, _, name_of_input = name.partition("/")
             calls.setdefault(call, {})[name_of_input] = given[name]
+    if job["stepped"]:
+        run = along(run)
     found = {}
     for call, inputs in calls.items():
         for number, output in enumerate(run(inputs)):

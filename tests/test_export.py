@@ -135,9 +135,7 @@ def test_litert_wants_a_fixed_batch_for_all_outputs(tmp_path, rng):
 
 def test_every_kind_of_model_can_be_exported(tmp_path, rng):
     names = [
-        name
-        for name in VARIETIES
-        if name != "bare_cell" or BACKEND != "torch"
+        name for name in VARIETIES if name != "bare_cell" or BACKEND != "torch"
     ]
     models = {name: made(name, rng) for name in names}
     calls = {name: calls_for(name, rng) for name in names}

@@ -1,0 +1,51 @@
+"""Exported steps, run one after another without Keras."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_armin
+from keras_armin import ARMIN
+from tests.exported import run_exported
+from tests.helpers import FEATURES
+from tests.helpers import SLOTS
+from tests.helpers import UNITS
+from tests.helpers import array
+from tests.helpers import inputs
+from tests.helpers import randomise
+from tests.test_export import FORMATS
+
+STEPS = 1000
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
+    format, tmp_path, rng
+):
+    model = keras.Sequential(
+        [
+            keras.Input((None, FEATURES), name="x"),
+            ARMIN(UNITS, SLOTS, layer_norm=True, return_sequences=True),
+            keras.layers.Dense(3),
+        ]
+    )
+    randomise(model, rng)
+    step = keras_armin.step_model(model)
+    file = tmp_path / f"step{keras_armin.exporting.ENDINGS[format]}"
+
+    keras_armin.export(step, file, format)
+
+    sequences = [inputs(rng, 1, STEPS), inputs(rng, 3, 20)]
+    calls = [
+        {"x": x, **initial_states(step, batch_size=len(x))} for x in sequences
+    ]
+    found = run_exported(tmp_path, {"step": (format, file, calls)}, True)
+    for x, (stepped,) in zip(sequences, found["step"]):
+        whole = array(model(x, training=False))
+        np.testing.assert_allclose(stepped, whole, atol=1e-4)
+
+
+def initial_states(step, batch_size):
+    names = [x.name for x in step.inputs[-step.num_states :]]
+    states = step.initial_states(batch_size)
+    return {name: array(state) for name, state in zip(names, states)}
