@@ -1,5 +1,10 @@
 """Exported models run without Keras, and give the same numbers."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -10,15 +15,19 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import exporting
 from keras_armin.baselines import NTM
+from tests import load_exported
 from tests.exported import check_exported
+from tests.exported_graph import operations
 from tests.helpers import BACKEND
 from tests.helpers import DIM
 from tests.helpers import FEATURES
 from tests.helpers import SLOTS
 from tests.helpers import UNITS
+from tests.helpers import array
 from tests.helpers import inputs
 from tests.helpers import randomise
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 FORMATS = {
     "tensorflow": ("tf_saved_model", "onnx", "openvino", "litert"),
     "jax": ("tf_saved_model", "onnx", "openvino"),
@@ -159,3 +168,154 @@ def test_what_a_backend_cannot_do_names_what_can(format, tmp_path, rng):
 
     with pytest.raises(ValueError, match=INSTEAD[format]):
         keras_armin.export(made("hard", rng), file, format)
+
+
+def test_the_carried_state_of_a_stateful_model_is_exported(tmp_path, rng):
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(2, None, FEATURES)),
+            armin(stateful=True, return_sequences=True),
+        ]
+    )
+    randomise(model, rng)
+    calls = [{"x": inputs(rng, 2, time)} for time in (4, 3, 6)]
+    if NATIVE == "torch":
+        with pytest.raises(ValueError, match="`return_state=True`"):
+            keras_armin.export(model, tmp_path / "model.pt2", "torch")
+        return
+
+    check_exported(tmp_path, NATIVE, {"s": model}, {"s": calls})
+
+
+# Sizes that nothing else has.
+WIDE_SLOTS, WIDE_DIM = 97, 13
+# What hands the memory on, makes it, or puts one row into it.
+ONE_ROW = {
+    "Reshape",
+    "TensorScatterUpdate",
+    "StatelessWhile",
+    "While",
+    "Fill",
+    "Identity",
+    "reshape",
+    "scatter",
+    "scan",
+    "while",
+    "broadcast_in_dim",
+    "jit",
+    "pjit",
+    "aten.zeros.default",
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten.index_copy.default",
+    "aten.detach.default",
+    "aten.clone.default",
+    "<built-in function getitem>",
+}
+
+
+def spanning(addressing, folder):
+    """Operations that give something as large as the memory."""
+    layer = ARMIN(6, WIDE_SLOTS, WIDE_DIM, addressing=addressing)
+    model = keras.Sequential([keras.Input((None, FEATURES)), layer])
+    found = operations(model, folder)
+    assert found
+    names = " ".join(name for name, _ in found).lower()
+    assert not any(word in names for word in ("rand", "rng", "threefry"))
+    return {
+        name for name, shape in found if shape[-2:] == (WIDE_SLOTS, WIDE_DIM)
+    }
+
+
+def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
+    tmp_path,
+):
+    assert spanning("hard", tmp_path) <= ONE_ROW
+
+
+def test_that_would_be_seen(tmp_path):
+    """With soft addressing there are such operations."""
+    assert not spanning("soft", tmp_path) <= ONE_ROW
+
+
+def broken_files(file, folder):
+    """Files that cannot be right, by what is wrong with them."""
+    content = file.read_bytes()
+    for name, data in {
+        "truncated": content[: len(content) // 2],
+        "foreign": b"PNG" + bytes(1000),
+        "empty": b"",
+    }.items():
+        path = folder / name / file.name
+        path.parent.mkdir()
+        path.write_bytes(data)
+        yield name, path
+
+
+def load(format, file):
+    """Load a file as its users would."""
+    if format == "tf_saved_model":
+        import tensorflow as tf
+
+        return tf.saved_model.load(file.parent)
+    return getattr(load_exported, f"load_{format}")(str(file))
+
+
+@pytest.mark.parametrize("format", [NATIVE, "onnx"])
+def test_a_damaged_file_is_not_loaded(format, tmp_path, rng):
+    target = tmp_path / f"model{exporting.ENDINGS[format]}"
+    keras_armin.export(made("hard", rng), target, format)
+    if format == "tf_saved_model":
+        target = target / "saved_model.pb"
+
+    load(format, target)
+    for name, file in broken_files(target, tmp_path):
+        with pytest.raises(Exception) as error:
+            load(format, file)
+        assert str(error.value), name
+
+
+RING = {"tensorflow": "jax", "jax": "torch", "torch": "tensorflow"}
+ELSEWHERE = """
+import sys, keras, numpy as np, keras_armin
+model = keras.saving.load_model(sys.argv[1])
+y = model(np.load(sys.argv[2]))
+np.save(sys.argv[3], keras.ops.convert_to_numpy(y))
+"""
+
+
+def test_a_saved_model_gives_the_same_on_another_backend(tmp_path, rng):
+    model, x = made("stacked", rng), inputs(rng)
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "x.npy", x)
+    files = [str(tmp_path / name) for name in ("model.keras", "x.npy", "y.npy")]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, *files],
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": RING[BACKEND]},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(files[-1]), array(model(x)), atol=1e-4)
+
+
+def test_wrong_arguments_are_told(tmp_path, rng):
+    model, ending = made("hard", rng), exporting.ENDINGS["onnx"]
+
+    with pytest.raises(TypeError, match=r"keras\.Sequential"):
+        keras_armin.export(model.layers[0], tmp_path / "x")
+    with pytest.raises(ValueError, match="'tf_saved_model', 'torch'"):
+        keras_armin.export(model, tmp_path / "x", "h5")
+    with pytest.raises(ValueError, match=f"must end in '{ending}'"):
+        keras_armin.export(model, tmp_path / "x.pb", "onnx")
+    with pytest.raises(ValueError, match=r"keras\.Input"):
+        keras_armin.export(keras.Sequential([armin()]), tmp_path / "x", NATIVE)
+
+
+def test_a_missing_converter_names_its_package(tmp_path, rng, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(ImportError, match=r"pip install .*onnx"):
+        keras_armin.export(made("hard", rng), tmp_path / "x.onnx", "onnx")
