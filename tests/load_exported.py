@@ -60,7 +60,14 @@ def load_openvino(file):
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     model = openvino.Core().compile_model(file, "CPU", exact)
 
-    return lambda inputs: list(model(list(inputs.values())).values())
+    names = {name for x in model.inputs for name in x.get_names()}
+
+    def run(inputs):
+        # By name where there are several: their order is not kept.
+        by_name = set(inputs) <= names
+        return list(model(inputs if by_name else [*inputs.values()]).values())
+
+    return run
 
 
 def load_litert(file):
