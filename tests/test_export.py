@@ -207,6 +207,7 @@ ONE_ROW = {
     "aten.zeros.default",
     "aten.view.default",
     "aten.reshape.default",
+    "aten.slice.Tensor",
     "aten.index_copy.default",
     "aten.detach.default",
     "aten.clone.default",
@@ -261,7 +262,10 @@ def load(format, file):
     return getattr(load_exported, f"load_{format}")(str(file))
 
 
-@pytest.mark.parametrize("format", [NATIVE, "onnx"])
+# What a runtime says does not depend on who wrote the file: once is enough.
+@pytest.mark.parametrize(
+    "format", FORMATS if BACKEND == "tensorflow" else [NATIVE]
+)
 def test_a_damaged_file_is_not_loaded(format, tmp_path, rng):
     target = tmp_path / f"model{exporting.ENDINGS[format]}"
     keras_armin.export(made("hard", rng), target, format)
