@@ -227,8 +227,25 @@ def _export_openvino(model, filepath, signature, kwargs):
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/model{ENDINGS[between]}"
         export(model, file, between, signature, **kwargs)
+        if keras.backend.backend() == "torch":
+            _take_weights_into_loops(file)
         converted = openvino.convert_model(file)
         openvino.save_model(converted, filepath, compress_to_fp16=False)
+
+
+def _take_weights_into_loops(file):
+    """OpenVINO reads a `Scan` only if it uses nothing from outside."""
+    import onnx
+    from onnxscript import optimizer
+
+    any_size = {"input_size_limit": 2**31, "output_size_limit": 2**31}
+    model = optimizer.optimize(onnx.load(file), **any_size)
+    weights = {x.name: x for x in model.graph.initializer}
+    for loop in (x for x in model.graph.node if x.op_type == "Scan"):
+        (body,) = (x.g for x in loop.attribute if x.name == "body")
+        used = dict.fromkeys(name for node in body.node for name in node.input)
+        body.initializer.extend(weights[x] for x in used if x in weights)
+    onnx.save(model, file)
 
 
 def _builtin_operations():
