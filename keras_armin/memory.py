@@ -79,7 +79,7 @@ def address(
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
-    slot = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    slot = backends.best_slot(scores)
     if not sampled:
         return Address(None, slot)
     if addressing == "relaxed":

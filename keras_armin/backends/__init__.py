@@ -22,6 +22,7 @@
   be what `own` gave. `after` is what has to have been read from them before.
 - `put_then_add(memory, put, value, add, term)`: put one row, then add to
   another, maybe the same. `term` is what comes of the row that is replaced.
+- `best_slot(scores)`: int32 `(batch,)`, of the largest in each row.
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
   times its vector; `integers(values, like)`: a constant on the device of
   `like`.
@@ -40,6 +41,7 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
+best_slot = _backend.best_slot
 check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
 integers = _backend.integers

@@ -24,6 +24,12 @@ def integers(values, like):
     return jnp.asarray(values, dtype="int32")
 
 
+def best_slot(scores):
+    # Not by `keras.ops`: its argmax looks at the bits of floats, for the sign
+    # of a zero, and ONNX Runtime has no operation for that.
+    return jnp.argmax(scores, axis=-1).astype("int32")
+
+
 def own(x):
     """No tensor is ever changed here: nothing to copy."""
     return x

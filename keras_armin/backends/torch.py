@@ -61,6 +61,10 @@ def integers(values, like):
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
+def best_slot(scores):
+    return torch.argmax(scores, dim=-1).to(torch.int32)
+
+
 def own(x):
     """A copy that may be changed in place, unless autograd looks on."""
     if torch.is_grad_enabled():
