@@ -53,6 +53,7 @@ def export(model, vocabulary, folder, format=FORMATS[0]):
         folder: Where to. An export that is there already is replaced.
     """
     check_tools(format)
+    _check_folder(folder)
     step = keras_armin.step_model(model, reads=True)
     _clear(folder)
     path = folder / exported.FILES[format]
@@ -67,16 +68,19 @@ def export(model, vocabulary, folder, format=FORMATS[0]):
     _compare(step, written)
 
 
-def _clear(folder):
+def _check_folder(folder):
     if folder.is_file():
         raise RunError(f"--export takes a folder; {folder} is a file")
-    description = folder / exported.DESCRIPTION
-    if folder.exists() and any(folder.iterdir()) and not description.exists():
+    old = (folder / exported.DESCRIPTION).exists()
+    if folder.exists() and any(folder.iterdir()) and not old:
         raise RunError(
             f"--export: {folder} is not empty, and what is in it is no export"
         )
+
+
+def _clear(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    description.unlink(missing_ok=True)
+    (folder / exported.DESCRIPTION).unlink(missing_ok=True)
     for name in exported.FILES.values():
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
