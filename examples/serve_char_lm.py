@@ -5,8 +5,8 @@
 
 Then open http://127.0.0.1:8000. The exported folder is all that is needed,
 with onnxruntime (or TensorFlow, for --export-format tf_saved_model): neither
-Keras nor this package is imported. Each request has a memory of its own, and
-the text is sent while it is made.
+Keras nor keras_armin has to be installed. Each request has a memory of its
+own, and the text is sent while it is made.
 
 Other programs can ask as the page does: POST /generate with JSON such as
 {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 20, "seed": 1}

@@ -34,11 +34,14 @@ def command(*arguments):
 
 @contextlib.contextmanager
 def running(folder):
-    """The port of a server process, and the process."""
+    """The port of a server process, and the process. It has no Keras."""
+    hidden = folder.parent / "hidden"
+    hidden.mkdir(exist_ok=True)
+    (hidden / "keras.py").write_text("raise ImportError('not for a server')")
     process = subprocess.Popen(
         command("--model", folder, "--port", 0),
         cwd=folder,  # the repository is not the working directory
-        env={**os.environ, "KERAS_BACKEND": "none of these"},
+        env={**os.environ, "PYTHONPATH": str(hidden)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
