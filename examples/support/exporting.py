@@ -12,6 +12,7 @@ import numpy as np
 
 import keras_armin
 from examples.support import exported
+from examples.support import generation
 from examples.support.training import RunError
 
 FORMATS = tuple(exported.FILES)
@@ -149,10 +150,10 @@ def _describe(step, vocabulary, format, sha256):
 def _compare(step, written):
     """A few characters through both."""
     rng = np.random.default_rng(0)
+    call = generation.compiled_step(step)
     ours = theirs = step.initial_states()
     for index in rng.integers(0, len(written.vocabulary), 8):
-        # Compiled: on JAX eight steps one operation at a time take long.
-        logits, *ours = step.predict_on_batch([np.array([index]), *ours])
+        logits, *ours = call([np.array([index], "int32"), *ours])
         ours = ours[: step.num_states]
         found, theirs, _ = written.step(index, theirs)
         difference = np.abs(logits[0] - found).max()

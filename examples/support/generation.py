@@ -86,6 +86,20 @@ class Writer:
         return written
 
 
+def compiled_step(step):
+    """A step model as a compiled function from and to lists of arrays.
+
+    `predict_on_batch` would be compiled anew at each call on JAX.
+    """
+    call = _compiled(lambda *inputs: step(list(inputs)), step)
+
+    def run(inputs):
+        outputs = call(*map(ops.convert_to_tensor, inputs))
+        return [ops.convert_to_numpy(x) for x in outputs]
+
+    return run
+
+
 def _compiled(loop, model):
     backend = keras.backend.backend()
     if backend == "tensorflow":
