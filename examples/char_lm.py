@@ -4,6 +4,7 @@
     python examples/char_lm.py --model ln-lstm          the same, an LSTM
     python examples/char_lm.py --preset ptb-small       Penn Treebank
     python examples/char_lm.py --preset paper-ptb       the paper's network
+    python examples/char_lm.py --export written         for serve_char_lm.py
 
 The network reads a text character by character and tells, at each, which
 comes next. Its state, memory included, is carried from one stretch of the
@@ -38,14 +39,16 @@ from keras import ops
 
 import keras_armin
 from examples.support import command_line
+from examples.support import exporting
+from examples.support import generation
 from examples.support import models
 from examples.support import text
 from examples.support import text_plots
 from examples.support import training
-from examples.support.command_types import above_zero
 from examples.support.command_types import at_least_zero
 from examples.support.command_types import positive
 from examples.support.command_types import rate
+from examples.support.command_types import zero_or_more
 
 # Of the gradient of a loss that is summed over time, in norm. The loss here is
 # a mean: see `build_model`.
@@ -159,7 +162,15 @@ _PAPER_BPC = {
 # What such a figure is a figure of.
 _COMPARED = ("data", "units", "slots", "layers", "steps", "batch_size")
 # What matters only once the network is trained.
-_AFTERWARDS = ("test_chars", "sample", "sample_temperature", "prompt")
+_AFTERWARDS = (
+    "test_chars",
+    "sample",
+    "sample_temperature",
+    "sample_top_k",
+    "prompt",
+    "export",
+    "export_format",
+)
 
 
 def preset_values(arguments):
@@ -316,19 +327,14 @@ def feed(single, ids, reset=False):
     return np.asarray(logits[0], "float64")
 
 
-def write(single, prompt, length, temperature, seed):
-    """Characters that the network thinks likely, one after another."""
-    rng = np.random.default_rng(seed)
-    # One at a time, the prompt too: one shape is compiled.
-    for i, character in enumerate(prompt):
-        logits = feed(single, [character], reset=i == 0)
-    written = []
-    for _ in range(length):
-        logits = logits[-1] / temperature
-        chances = np.exp(logits - logits.max())
-        written.append(rng.choice(len(chances), p=chances / chances.sum()))
-        logits = feed(single, written[-1:])
-    return written
+def export(model, corpus, arguments):
+    exporting.export(
+        model, corpus.vocabulary, arguments.export, arguments.export_format
+    )
+    print(
+        f"\nexported; to be seen at work by: python "
+        f"examples/serve_char_lm.py --model {arguments.export}"
+    )
 
 
 def draw_reads(single, corpus, path):
@@ -395,12 +401,40 @@ def parse_arguments(argv):
     network.add_argument("--dropout", type=rate, default=0.0)
     sample = parser.add_argument_group("what the network writes")
     sample.add_argument("--sample", type=at_least_zero, default=300)
-    sample.add_argument("--sample-temperature", type=above_zero, default=0.8)
+    sample.add_argument(
+        "--sample-temperature",
+        type=zero_or_more,
+        default=0.8,
+        help="the higher, the bolder; 0 takes the likeliest (default: "
+        "%(default)s)",
+    )
+    sample.add_argument(
+        "--sample-top-k",
+        type=positive,
+        help="choose from the so many likeliest characters (default: all)",
+    )
     sample.add_argument(
         "--prompt",
         help="what it is to go on from (default: the start of the test text)",
     )
+    _add_export(parser.add_argument_group("for other programs"))
     return command_line.parse(parser, argv, preset_values)
+
+
+def _add_export(group):
+    group.add_argument(
+        "--export",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="write the trained network for examples/serve_char_lm.py; with "
+        "--resume also that of a run which is complete",
+    )
+    group.add_argument(
+        "--export-format",
+        choices=exporting.FORMATS,
+        default=exporting.FORMATS[0],
+        help="(default: %(default)s)",
+    )
 
 
 def main(argv=None):
@@ -410,6 +444,8 @@ def main(argv=None):
             "--model lstm cannot be told when a text begins anew. The same "
             "network that can is --model ln-lstm --no-layer-norm."
         )
+    if arguments.export:
+        exporting.check_tools(arguments.export_format)
     matplotlib.use("Agg")
     training.seed_everything(arguments.seed, arguments.deterministic)
     corpus = load_text(arguments)
@@ -434,6 +470,8 @@ def main(argv=None):
     model.summary()
     history = train(run, model, corpus, arguments, sections, updates)
     run.restore_best(model)
+    if arguments.export:
+        export(model, corpus, arguments)
     text_plots.draw_curve(history, updates, run.folder / "curve.png")
     show(run, model, corpus, prompt, arguments, updates)
 
@@ -506,11 +544,11 @@ def show_sample(single, corpus, prompt, arguments):
         return
     if len(prompt) == 0:
         prompt = corpus.test[:100]
-    written = write(
-        single,
+    written = generation.Writer(single)(
         prompt,
         arguments.sample,
         arguments.sample_temperature,
+        arguments.sample_top_k,
         arguments.seed,
     )
     print("\nwritten by the network, from the bar on:\n")

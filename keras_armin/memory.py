@@ -80,7 +80,7 @@ def address(
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
-    slot = backends.best(scores)
+    slot = backends.best_slot(scores)
     if not sampled:
         return Address(None, slot)
     if addressing == "relaxed":

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_armin import backends
 from keras_armin import checks
 from keras_armin.cell import MemoryCell
 from keras_armin.inspection import around_cell
@@ -349,8 +350,9 @@ class RecurrentStep(keras.layers.Layer):
 
 def _slot(run):
     weights = run.read_weights[0]  # of the only step
-    slot = ops.cast(ops.argmax(weights, axis=-1), "int32")
-    return ops.where(ops.any(weights > 0, axis=-1), slot, -1)
+    return ops.where(
+        ops.any(weights > 0, axis=-1), backends.best_slot(weights), -1
+    )
 
 
 def _is_functional(layer):

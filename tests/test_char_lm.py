@@ -100,21 +100,6 @@ def test_bits_per_character_by_hand():
     assert float(metric.result()) == pytest.approx(5 / 3)
 
 
-def test_what_is_likely_is_written(monkeypatch):
-    fed = []
-
-    def feed(single, ids, reset=False):
-        fed.append((ids[0], reset))
-        logits = np.full((1, 5), -1e3)
-        logits[0, (ids[0] + 1) % 5] = 0.0
-        return logits
-
-    monkeypatch.setattr(char_lm, "feed", feed)
-    written = char_lm.write(None, [2, 3], length=4, temperature=1.0, seed=1)
-    assert written == [4, 0, 1, 2]
-    assert fed[:3] == [(2, True), (3, False), (4, False)]
-
-
 def train_in_three_ways(text_file, folder):
     """To the end; until a Ctrl-C; and from there to the end."""
     arguments = [

@@ -15,6 +15,12 @@ def above_zero(text):
     return _checked(float(text), lambda number: number > 0, "above 0")
 
 
+def zero_or_more(text):
+    return _checked(
+        float(text), lambda x: 0 <= x < float("inf"), "a number of at least 0"
+    )
+
+
 def rate(text):
     return _checked(
         float(text), lambda number: 0 <= number < 1, "at least 0 and below 1"

@@ -12,8 +12,8 @@
   needs, and gives it the gradient `backward(inputs, residuals,
   output_gradients)`, where None may stand for a gradient of zeros.
   `can_go_back_by_hand()` says whether it can be used now.
-- `best(scores)`: the place of the largest along the last axis, the first of
-  equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
+- `best_slot(scores)`: the place of the largest along the last axis, the first
+  of equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
   not negative. All int32, and in operations that the converters of exported
   models know.
 - `constant(x)`: a weight as a loop takes it.
@@ -45,7 +45,7 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
-best = _backend.best
+best_slot = _backend.best_slot
 check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
 constant = _backend.constant

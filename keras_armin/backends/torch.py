@@ -101,10 +101,6 @@ def constant(x):
     return x.detach() if torch.compiler.is_exporting() else x
 
 
-def best(scores):
-    return scores.argmax(-1).to(torch.int32)
-
-
 def count_up(n):
     return ops.arange(0, n, dtype="int32")
 
@@ -119,6 +115,10 @@ def integers(values, like):
         full = [like.new_full((1,), v, dtype=torch.int32) for v in values]
         return torch.cat(full)
     return torch.tensor(values, dtype=torch.int32, device=like.device)
+
+
+def best_slot(scores):
+    return torch.argmax(scores, dim=-1).to(torch.int32)
 
 
 def own(x):

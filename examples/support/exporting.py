@@ -1,0 +1,165 @@
+"""Writes a trained character model for `examples.support.exported` to read."""
+
+import contextlib
+import importlib.util
+import json
+import logging
+import shutil
+import warnings
+
+import keras
+import numpy as np
+
+import keras_armin
+from examples.support import exported
+from examples.support import generation
+from examples.support.training import RunError
+
+FORMATS = tuple(exported.FILES)
+# What Keras writes ONNX with, by backend.
+_ONNX_TOOLS = {
+    "tensorflow": ("tf2onnx",),
+    "jax": ("jax2onnx",),
+    "torch": ("onnx", "onnxscript"),
+}
+# Between a step of Keras and one of the exported model, in the logits.
+_TOLERANCE = 1e-4
+
+
+def check_tools(format):
+    """A `RunError` if this backend cannot write the format as it is."""
+    backend = keras.backend.backend()
+    if format == "tf_saved_model" and backend == "torch":
+        raise RunError(
+            "On torch Keras cannot export a SavedModel of a network with "
+            "several inputs. Use --export-format onnx."
+        )
+    needed = _ONNX_TOOLS[backend] if format == "onnx" else ("tensorflow",)
+    needed = (*needed, *(("onnxruntime",) if format == "onnx" else ()))
+    missing = [x for x in needed if importlib.util.find_spec(x) is None]
+    if missing:
+        raise RunError(
+            f"--export-format {format} needs {' and '.join(missing)}: "
+            'pip install ".[serve]"'
+        )
+
+
+def export(model, vocabulary, folder, format=FORMATS[0]):
+    """Write one step of the model, and see that it does what Keras does.
+
+    Args:
+        model: A model from indices of characters to logits.
+        vocabulary: bytes, one for each index.
+        folder: Where to. An export that is there already is replaced.
+    """
+    check_tools(format)
+    _check_folder(folder)
+    step = keras_armin.step_model(model, reads=True)
+    _clear(folder)
+    path = folder / exported.FILES[format]
+    _write(step, path, format)
+    description = _describe(step, vocabulary, format, exported.digest(path))
+    # Last: without it a folder that is half written is not an export.
+    (folder / exported.DESCRIPTION).write_text(json.dumps(description) + "\n")
+    try:
+        written = exported.load(folder)
+    except exported.ExportError as error:
+        raise RunError(f"What was exported is of no use: {error}") from error
+    _compare(step, written)
+
+
+def _check_folder(folder):
+    if folder.is_file():
+        raise RunError(f"--export takes a folder; {folder} is a file")
+    old = (folder / exported.DESCRIPTION).exists()
+    if folder.exists() and any(folder.iterdir()) and not old:
+        raise RunError(
+            f"--export: {folder} is not empty, and what is in it is no export"
+        )
+
+
+def _clear(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / exported.DESCRIPTION).unlink(missing_ok=True)
+    for name in exported.FILES.values():
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _write(step, path, format):
+    signature = [
+        keras.InputSpec(shape=(1, *x.shape[1:]), dtype=x.dtype, name=x.name)
+        for x in step.inputs
+    ]
+    try:
+        with _without_chatter():
+            step.export(
+                str(path),
+                format=format,
+                input_signature=[signature],
+                verbose=False,
+            )
+    except Exception as error:  # whatever the converters may raise
+        other = FORMATS[1 - FORMATS.index(format)]
+        raise RunError(
+            f"The network could not be exported as {format} on the backend "
+            f"{keras.backend.backend()}: {str(error).strip().splitlines()[0]} "
+            f"Try --export-format {other}, or another KERAS_BACKEND."
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_chatter():
+    """Converters tell much about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _describe(step, vocabulary, format, sha256):
+    names = [x.name for x in step.inputs]
+    memories = [
+        {"layer": layer.name, "slots": layer.rnn.cell.memory_slots}
+        for layer in step.layers
+        if getattr(layer, "has_memory", False) and layer.rnn.cell.memory_slots
+    ]
+    return {
+        "kind": exported.KIND,
+        "version": exported.VERSION,
+        "format": format,
+        "sha256": sha256,
+        "vocabulary": list(vocabulary),
+        "input": names[0],
+        "states": [
+            {
+                "name": name,
+                "shape": list(state.shape),
+                "initial": state[0].tolist() if state.any() else None,
+            }
+            for name, state in zip(names[1:], step.initial_states())
+        ],
+        "memories": memories,
+    }
+
+
+def _compare(step, written):
+    """A few characters through both."""
+    rng = np.random.default_rng(0)
+    call = generation.compiled_step(step)
+    ours = theirs = step.initial_states()
+    for index in rng.integers(0, len(written.vocabulary), 8):
+        logits, *ours = call([np.array([index], "int32"), *ours])
+        ours = ours[: step.num_states]
+        found, theirs, _ = written.step(index, theirs)
+        difference = np.abs(logits[0] - found).max()
+        if not difference < _TOLERANCE:
+            raise RunError(
+                "The exported network does not do what the one in Keras does: "
+                f"its logits are off by {difference:.2g}. Try another "
+                "--export-format or KERAS_BACKEND."
+            )
