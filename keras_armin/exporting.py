@@ -73,7 +73,8 @@ def export(
     """
     backend = keras.backend.backend()
     filepath = str(filepath)
-    _check(model, filepath, format, backend)
+    check_format(format)
+    _check(model, filepath, format)
     if input_signature is None:
         input_signature = _signature_of(model)
     kwargs.setdefault("verbose", False)
@@ -92,13 +93,9 @@ def export(
     )
 
 
-def _check(model, filepath, format, backend):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"Argument `model` must be a `keras.Model`. Received: {model!r}. "
-            "A layer by itself needs `keras.Sequential([keras.Input(...), "
-            "layer])`."
-        )
+def check_format(format: str) -> None:
+    """Raise if this format cannot be written here, and say what can."""
+    backend = keras.backend.backend()
     if format not in ENDINGS:
         raise ValueError(
             f"Argument `format` must be one of {list(ENDINGS)}. Received: "
@@ -108,6 +105,16 @@ def _check(model, filepath, format, backend):
         raise ValueError(
             f"format={format!r} cannot be had with the backend {backend}. "
             f"{_REFUSED[backend, format]}"
+        )
+    _check_packages(format, backend)
+
+
+def _check(model, filepath, format):
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"Argument `model` must be a `keras.Model`. Received: {model!r}. "
+            "A layer by itself needs `keras.Sequential([keras.Input(...), "
+            "layer])`."
         )
     if not model.built:
         raise ValueError(
@@ -124,9 +131,8 @@ def _check(model, filepath, format, backend):
             f"Layer '{_stateful_layers(model)[0].name}' has `stateful=True`: "
             f"a file of format={format!r} would forget its state. Use "
             "format='tf_saved_model' on TensorFlow or JAX, or hand the state "
-            "over yourself: `return_state=True` and `initial_state`."
+            "over yourself: `keras_armin.step_model(model)`."
         )
-    _check_packages(format, backend)
 
 
 def _check_packages(format, backend):

@@ -84,7 +84,7 @@ class StreamingModel(keras.Model):
         checks.shape(
             "samples", samples.shape, (self.batch_size,), self.name, "(batch,)"
         )
-        anew = self.step.initial_states(self.batch_size)
+        anew = self.step.initial_tensors(self.batch_size)
         for variable, initial in zip(self.states, anew):
             variable.assign(
                 ops.where(samples[:, None], initial, variable.value)

@@ -98,9 +98,14 @@ class StepModel(keras.Model):
         ]
         return super().__call__(inputs, *args, **kwargs)
 
-    def initial_states(self, batch_size: int = 1) -> list:
-        """What a sequence starts with, to be handed in first."""
+    def initial_states(self, batch_size: int = 1) -> list[np.ndarray]:
+        """What a sequence starts with, as arrays, to be handed in first."""
         batch_size = checks.size("batch_size", batch_size)
+        states = self.initial_tensors(batch_size)
+        return [np.array(ops.convert_to_numpy(state)) for state in states]
+
+    def initial_tensors(self, batch_size: int = 1) -> list:
+        """The same as tensors, also where a graph is made."""
         return [
             state
             for layer in self._recurrent_steps
@@ -286,7 +291,6 @@ class RecurrentStep(keras.layers.Layer):
                 f"Layer '{rnn.name}' has `go_backwards=True`: it reads from "
                 "the end, which a stream does not have."
             )
-        self.rnn = rnn
         self.supports_masking = True
         self.has_memory = isinstance(rnn.cell, MemoryCell)
         slots = rnn.cell.memory_slots if self.has_memory else 0
@@ -296,10 +300,11 @@ class RecurrentStep(keras.layers.Layer):
             "zero_output_for_mask": rnn.zero_output_for_mask,
             "unroll": True,  # no loop around a single step
         }
+        # Not the layer itself, which may carry a state of its own.
         if self.has_memory:
-            self._one_step = around_cell(rnn.cell, **flags)
+            self.rnn = around_cell(rnn.cell, **flags)
         else:
-            self._one_step = keras.layers.RNN(
+            self.rnn = keras.layers.RNN(
                 rnn.cell, return_state=True, dtype=rnn.dtype_policy, **flags
             )
         self.built = True
@@ -326,11 +331,11 @@ class RecurrentStep(keras.layers.Layer):
     def call(self, sequences: Any, states: list, mask: Any = None) -> tuple:
         if not self.has_memory:
             states = keras.tree.pack_sequence_as(self.rnn.state_size, states)
-            output, *states = self._one_step(
+            output, *states = self.rnn(
                 sequences, initial_state=states, mask=mask
             )
             return output, keras.tree.flatten(states), []
-        run = self._one_step._run(
+        run = self.rnn._run(
             sequences,
             states,
             mask,
@@ -338,7 +343,7 @@ class RecurrentStep(keras.layers.Layer):
             reset=None,
             trace=self.has_reads,
         )
-        output = self._one_step._results(run)
+        output = self.rnn._results(run)
         return output, run.states, [_slot(run)] if self.has_reads else []
 
     def compute_mask(self, sequences, mask):

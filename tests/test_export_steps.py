@@ -47,5 +47,4 @@ def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
 
 def initial_states(step, batch_size):
     names = [x.name for x in step.inputs[-step.num_states :]]
-    states = step.initial_states(batch_size)
-    return {name: array(state) for name, state in zip(names, states)}
+    return dict(zip(names, step.initial_states(batch_size)))

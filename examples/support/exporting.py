@@ -16,31 +16,19 @@ from examples.support import generation
 from examples.support.training import RunError
 
 FORMATS = tuple(exported.FILES)
-# What Keras writes ONNX with, by backend.
-_ONNX_TOOLS = {
-    "tensorflow": ("tf2onnx",),
-    "jax": ("jax2onnx",),
-    "torch": ("onnx", "onnxscript"),
-}
 # Between a step of Keras and one of the exported model, in the logits.
 _TOLERANCE = 1e-4
 
 
 def check_tools(format):
     """A `RunError` if this backend cannot write the format as it is."""
-    backend = keras.backend.backend()
-    if format == "tf_saved_model" and backend == "torch":
+    try:
+        keras_armin.exporting.check_format(format)
+    except (ValueError, ImportError) as error:
+        raise RunError(f"--export-format {format}: {error}") from error
+    if format == "onnx" and importlib.util.find_spec("onnxruntime") is None:
         raise RunError(
-            "On torch Keras cannot export a SavedModel of a network with "
-            "several inputs. Use --export-format onnx."
-        )
-    needed = _ONNX_TOOLS[backend] if format == "onnx" else ("tensorflow",)
-    needed = (*needed, *(("onnxruntime",) if format == "onnx" else ()))
-    missing = [x for x in needed if importlib.util.find_spec(x) is None]
-    if missing:
-        raise RunError(
-            f"--export-format {format} needs {' and '.join(missing)}: "
-            'pip install ".[serve]"'
+            'the exported network runs on onnxruntime: pip install ".[serve]"'
         )
 
 
@@ -93,12 +81,7 @@ def _write(step, path, format):
     ]
     try:
         with _without_chatter():
-            step.export(
-                str(path),
-                format=format,
-                input_signature=[signature],
-                verbose=False,
-            )
+            keras_armin.export(step, path, format, input_signature=[signature])
     except Exception as error:  # whatever the converters may raise
         other = FORMATS[1 - FORMATS.index(format)]
         raise RunError(
