@@ -14,6 +14,7 @@ pytest.importorskip(
 )
 
 from examples import char_lm
+from examples.support import exporting
 from examples.support import text
 from examples.support import training
 
@@ -123,7 +124,13 @@ def train_in_three_ways(text_file, folder):
                 char_lm.main(arguments)
     with np.load(folder / "parts" / training.RESUME_FILE) as stopped:
         assert len(json.loads(str(stopped["history"]))) == 2
-    char_lm.main([*arguments, "--resume"])
+    with pytest.MonkeyPatch.context() as patch:
+        # What it does with a model is for tests/test_generation.py.
+        patch.setattr(
+            exporting, "export", lambda model, text, to, _: to.write_bytes(text)
+        )
+        to = folder / "exported"
+        char_lm.main([*arguments, "--resume", "--export", str(to)])
 
 
 def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
@@ -153,6 +160,8 @@ def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
         first, second = ([h[name] for h in history] for history in histories)
         assert first == second and len(first) == 4
     check_what_is_left(tmp_path / "parts", capfd.readouterr().out)
+    vocabulary = set(text_file.read_bytes())
+    assert set((tmp_path / "exported").read_bytes()) == vocabulary
 
 
 def check_what_is_left(folder, printed):
