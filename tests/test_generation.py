@@ -165,7 +165,7 @@ def test_a_learnt_beginning_is_exported():
 
 def test_a_saved_model_does_what_keras_does_or_is_refused(tmp_path):
     if BACKEND == "torch":
-        with pytest.raises(RunError, match="--export-format onnx"):
+        with pytest.raises(RunError, match="format='onnx'"):
             serving.export(tmp_path / "x", "tf_saved_model")
     else:
         # It is compared as it is written.
@@ -176,7 +176,7 @@ def test_a_saved_model_does_what_keras_does_or_is_refused(tmp_path):
 
 def test_what_is_missing_is_said_before_the_training(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r'onnxruntime: pip install ".\[serve'):
+    with pytest.raises(RunError, match="--export-format onnx.*pip install"):
         char_lm.main(["--export", "x"])
 
 
