@@ -37,7 +37,8 @@ _REFUSED = {
     ),
     ("jax", "litert"): f"JAX cannot write it. {_ON_TENSORFLOW}.",
     ("torch", "litert"): (
-        f"It knows neither loops nor unknown sizes here. {_ON_TENSORFLOW}."
+        "Keras fixes every size there, by way of a package that this one is "
+        f"not tested with. {_ON_TENSORFLOW}."
     ),
     ("tensorflow", "torch"): (
         "Only PyTorch writes it. Use format='tf_saved_model' or "

@@ -158,13 +158,19 @@ def test_every_kind_of_model_can_be_exported(tmp_path, rng):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="a fault of Keras on PyTorch")
-@pytest.mark.parametrize("format", FORMATS[:1])
-def test_a_bare_cell_on_torch_says_what_to_use_instead(format, tmp_path, rng):
+def test_a_bare_cell_on_torch_needs_fixed_sizes(tmp_path, rng):
     model = made("bare_cell", rng)
-    file = tmp_path / f"model{exporting.ENDINGS[format]}"
+    signature = [keras.InputSpec(shape=(3, 4, FEATURES), dtype="float32")]
 
     with pytest.raises(ValueError, match="keras_armin.ARMIN"):
-        keras_armin.export(model, file, format)
+        keras_armin.export(model, tmp_path / "model.pt2", "torch")
+    check_exported(
+        tmp_path,
+        "torch",
+        {"model": model},
+        {"model": [{"x": inputs(rng, 3, 4)}]},
+        input_signature=signature,
+    )
 
 
 @pytest.mark.parametrize("format", INSTEAD)
