@@ -123,7 +123,7 @@ def _check(model, filepath, format, backend):
     if format not in _HOLD_STATE and _stateful_layers(model):
         raise ValueError(
             f"Layer '{_stateful_layers(model)[0].name}' has `stateful=True`: "
-            f"a file of format={format!r} would forget its state. Use "
+            f"its state is not exported with format={format!r}. Use "
             "format='tf_saved_model' on TensorFlow or JAX, or hand the state "
             "over yourself: `return_state=True` and `initial_state`."
         )
