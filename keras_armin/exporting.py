@@ -190,7 +190,8 @@ def _open_dims(signature):
 def _export_onnx_from_torch(model, filepath, signature, kwargs):
     """Not by Keras, which turns to TorchScript when a dimension is unknown.
 
-    That would write down as many steps as its example has, without a word.
+    That writes down the one step of its example: the file declares any length
+    and fails at all others.
     """
     import torch
 
