@@ -130,7 +130,7 @@ def _check(model, filepath, format):
     if format not in _HOLD_STATE and _stateful_layers(model):
         raise ValueError(
             f"Layer '{_stateful_layers(model)[0].name}' has `stateful=True`: "
-            f"a file of format={format!r} would forget its state. Use "
+            f"its state is not exported with format={format!r}. Use "
             "format='tf_saved_model' on TensorFlow or JAX, or hand the state "
             "over yourself: `keras_armin.step_model(model)`."
         )
@@ -196,7 +196,8 @@ def _open_dims(signature):
 def _export_onnx_from_torch(model, filepath, signature, kwargs):
     """Not by Keras, which turns to TorchScript when a dimension is unknown.
 
-    That would write down as many steps as its example has, without a word.
+    That writes down the one step of its example: the file declares any length
+    and fails at all others.
     """
     import torch
 

@@ -239,10 +239,11 @@ def spanning(addressing, folder):
     }
 
 
+@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
-    tmp_path,
+    addressing, tmp_path
 ):
-    assert spanning("hard", tmp_path) <= ONE_ROW
+    assert spanning(addressing, tmp_path) <= ONE_ROW
 
 
 def test_that_would_be_seen(tmp_path):
