@@ -1,5 +1,6 @@
 """One backend per run, chosen by KERAS_BACKEND; `python -m tests` runs all."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -28,6 +29,21 @@ settings.load_profile("suite")
 @pytest.fixture(autouse=True)
 def seeded():
     keras.utils.set_random_seed(7)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_kept():
+    """Let go of what JAX compiled for a file of tests.
+
+    Every compiled function takes some memory maps, of which Linux gives a
+    process 65,530: the whole suite needs more, and ends in a crash.
+    """
+    yield
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
