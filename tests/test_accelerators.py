@@ -8,6 +8,7 @@ products that a mixed precision policy fails to reach. No program is run on
 such a device here.
 """
 
+import functools
 import re
 
 import keras
@@ -100,8 +101,8 @@ class TestJAX:
     """Programs for TPU and CUDA, by `jax.export`."""
 
     PLATFORMS = ("tpu", "cuda")
-    # Calls of code that runs on the device itself. Releases of JAX before
-    # 0.8 draw random numbers on CUDA by this kernel.
+    # Calls of code that runs on the device itself: older releases of JAX draw
+    # random numbers on CUDA by this kernel.
     ALLOWED = frozenset({"cu_threefry2x32_ffi"})
 
     def check_device_only(self, module):
@@ -459,17 +460,16 @@ class TestTorch:
             function()
         return reads, dtypes
 
-    def train_step(self, model, x, y):
+    def gradients(self, model, x, y):
+        loss = model.compute_loss(x, y, model(x, training=True))
+        loss.backward()
+
+    def update(self, model):
         import torch
 
-        def step():
-            loss = model.compute_loss(x, y, model(x, training=True))
-            loss.backward()
-            gradients = [v.value.grad for v in model.trainable_variables]
-            with torch.no_grad():
-                model.optimizer.apply(gradients, model.trainable_variables)
-
-        return step
+        gradients = [v.value.grad for v in model.trainable_variables]
+        with torch.no_grad():
+            model.optimizer.apply(gradients, model.trainable_variables)
 
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("way", [FUSED, PLAIN])
@@ -482,11 +482,15 @@ class TestTorch:
             model = build(way, policy, time=time, stateful=True)
             x = torch.tensor(inputs(rng, time=time))
             y = torch.tensor(targets(rng, time=time))
-            step = self.train_step(model, x, y)
-            reads[time], dtypes = self.watch(step)
+            reads[time], dtypes = self.watch(
+                functools.partial(self.gradients, model, x, y)
+            )
+            in_update, _ = self.watch(functools.partial(self.update, model))
 
             if policy == "mixed_bfloat16":
                 assert dtypes == {torch.bfloat16}
+            # Keras' SGD reads its learning rate.
+            assert len(in_update) <= 1
         # Keras reads the seed of a draw. There are three, at any length: for
         # the addresses, for zoneout and for dropout.
         assert len(reads[TIME]) == len(reads[2 * TIME]) == 3

@@ -199,6 +199,33 @@ def test_jax_counts_as_many_operations():
     assert 1.0 < back / (3 * expected) < 1.2
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="torch runs them one by one")
+def test_torch_runs_as_many_operations():
+    """A view starts nothing on a device."""
+    import torch
+    from torch.utils import _python_dispatch
+
+    class Count(_python_dispatch.TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            self.total += not (op.is_view or "detach" in str(op))
+            return op(*args, **(kwargs or {}))
+
+    def operations(steps):
+        x = torch.ones((3, steps, 4))
+        layer = ARMIN(6, 5, layer_norm=True, zoneout=0.1, return_sequences=True)
+        layer.build(tuple(x.shape))
+        with Count() as count:
+            layer(x, training=True).sum().backward()
+        return count.total
+
+    a_step = (operations(20) - operations(10)) / 10
+    assert a_step == pytest.approx(
+        scaling.MACHINES["gpu-torch"].kernels, rel=0.1
+    )
+
+
 def run_script(*arguments):
     done = subprocess.run(
         [sys.executable, scaling.__file__, *arguments],
