@@ -14,6 +14,12 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         states, outputs, kept = step(carry, x)
         return states, (outputs, kept)
 
+    if unroll and inputs[0].shape[0] == 1:
+        # No loop: outside of a compiled function JAX would compile it anew
+        # for every call.
+        states, results = body(list(states), [x[0] for x in inputs])
+        outputs, kept = jax.tree.map(lambda x: x[None], results)
+        return states, outputs, kept
     states, (outputs, kept) = jax.lax.scan(
         body, list(states), list(inputs), unroll=unroll, reverse=reverse
     )
