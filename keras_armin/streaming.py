@@ -307,7 +307,9 @@ class RecurrentStep(keras.layers.Layer):
             self.rnn = keras.layers.RNN(
                 rnn.cell, return_state=True, dtype=rnn.dtype_policy, **flags
             )
-        self.built = True
+        # Their cell is. Keras on JAX would try to build them in every call of
+        # `predict_on_batch`.
+        self.rnn.built = self.built = True
 
     @property
     def state_names(self) -> list[str]:

@@ -193,7 +193,7 @@ def test_a_converter_that_fails_is_explained(model, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise NotImplementedError("no such operation\nand more")
 
-    monkeypatch.setattr(keras.Model, "export", fail)
+    monkeypatch.setattr(keras_armin, "export", fail)
     words = f"{BACKEND}: no such operation Try --export-format tf_saved_model"
     with pytest.raises(RunError, match=re.escape(words)):
         exporting.export(model, serving.VOCABULARY, tmp_path / "x")

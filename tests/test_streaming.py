@@ -179,6 +179,21 @@ def test_a_thousand_steps_do_not_drift(rng):
     check_steps(model, inputs(rng, time=1000))
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="torch does not compile")
+def test_a_step_is_compiled_once(rng, monkeypatch):
+    step = keras_armin.step_model(sequential(small_armin(), layers.Dense(2)))
+    x = inputs(rng, time=1)[:, 0]
+    states = step.initial_states(BATCH)
+    step.predict_on_batch([x, *states])
+    monkeypatch.setattr(
+        keras_armin.streaming.RecurrentStep,
+        "call",
+        lambda *args, **kwargs: pytest.fail("traced once more"),
+    )
+
+    step.predict_on_batch([x, *states])
+
+
 def refused(model, **arguments):
     with pytest.raises(ValueError) as caught:
         keras_armin.step_model(model, **arguments)

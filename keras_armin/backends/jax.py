@@ -15,20 +15,15 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
         return states, (outputs, kept)
 
     if unroll and inputs[0].shape[0] == 1:
-        return _single_step(step, states, inputs)
+        # No loop: outside of a compiled function JAX would compile it anew
+        # for every call.
+        states, results = body(list(states), [x[0] for x in inputs])
+        outputs, kept = jax.tree.map(lambda x: x[None], results)
+        return states, outputs, kept
     states, (outputs, kept) = jax.lax.scan(
         body, list(states), list(inputs), unroll=unroll, reverse=reverse
     )
     return states, outputs, kept
-
-
-def _single_step(step, states, inputs):
-    """`jax.lax.scan` would leave a loop of one round."""
-    now = [jax.lax.index_in_dim(x, 0, keepdims=False) for x in inputs]
-    states, outputs, kept = step(list(states), now)
-    return states, *(
-        [jnp.expand_dims(y, 0) for y in found] for found in (outputs, kept)
-    )
 
 
 def constant(x):
