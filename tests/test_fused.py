@@ -19,6 +19,7 @@ from keras_armin.memory import count_to_pointer
 from keras_armin.normalization import layer_norm_gradient
 from keras_armin.recurrent import MemoryRNN
 from keras_armin.way_back import WayBack
+from tests.conftest import IN_CI
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import DIM
@@ -206,7 +207,7 @@ def compare(
 ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
 
 
-@settings(max_examples=8 if BACKEND == "jax" else 30)
+@settings(max_examples=(4 if IN_CI else 8) if BACKEND == "jax" else 30)
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),
