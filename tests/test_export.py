@@ -252,7 +252,7 @@ def test_that_would_be_seen(tmp_path):
 
 
 def broken_files(file, folder):
-    """Files that cannot be right, by what is wrong with them."""
+    """Files that cannot be right."""
     content = file.read_bytes()
     for name, data in {
         "truncated": content[: len(content) // 2],
@@ -262,7 +262,7 @@ def broken_files(file, folder):
         path = folder / name / file.name
         path.parent.mkdir()
         path.write_bytes(data)
-        yield name, path
+        yield path
 
 
 def load(format, file):
@@ -272,6 +272,16 @@ def load(format, file):
 
         return tf.saved_model.load(file.parent)
     return getattr(load_exported, f"load_{format}")(str(file))
+
+
+# What the runtimes say of files that are not theirs.
+COMPLAINTS = {
+    "tf_saved_model": "Cannot parse file|0 MetaGraphs",
+    "onnx": "parsing failed|No graph was found",
+    "openvino": "Error parsing|Unable to read the model",
+    "litert": "not a valid Flatbuffer|model allocation is null/empty",
+    "torch": "not a zip file",
+}
 
 
 # What a runtime says does not depend on who wrote the file: once is enough.
@@ -285,10 +295,9 @@ def test_a_damaged_file_is_not_loaded(format, tmp_path, rng):
         target = target / "saved_model.pb"
 
     load(format, target)
-    for name, file in broken_files(target, tmp_path):
-        with pytest.raises(Exception) as error:
+    for file in broken_files(target, tmp_path):
+        with pytest.raises(Exception, match=COMPLAINTS[format]):
             load(format, file)
-        assert str(error.value), name
 
 
 RING = {"tensorflow": "jax", "jax": "torch", "torch": "tensorflow"}
