@@ -1,0 +1,5 @@
+"""Errors of the example scripts."""
+
+
+class RunError(Exception):
+    """Something the user can put right; the message says how."""
