@@ -31,7 +31,7 @@ import keras
 import numpy as np
 
 from examples.support import command_line
-from examples.support.distribution.one_device import OneDevice
+from examples.support.distribution.engine import OneDevice
 from examples.support.errors import RunError
 
 RESUME_FILE = "resume.npz"

@@ -3,7 +3,7 @@
 Each backend brings its own way to talk between devices, and it alone is used:
 `keras.distribution` on JAX, `tf.distribute` on TensorFlow and
 `DistributedDataParallel` on torch. What a script asks of them is the interface
-of `OneDevice`, which is what it gets without `--distribute`.
+of `Engine`; without `--distribute` it gets `OneDevice`.
 
 A batch keeps its size however many devices share it: each takes an equal part,
 the first device the first samples, in every batch. So each carries the memory
@@ -17,7 +17,7 @@ import os
 import keras
 
 from examples.support.command_types import positive
-from examples.support.distribution.one_device import OneDevice
+from examples.support.distribution.engine import OneDevice
 from examples.support.errors import RunError
 
 _TAKES = {"jax": ("data", "model"), "tensorflow": ("data",), "torch": ("data",)}

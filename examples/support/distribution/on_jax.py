@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
-from examples.support.distribution.one_device import OneDevice
-from examples.support.distribution.one_device import part_of
+from examples.support.distribution.engine import Engine
+from examples.support.distribution.engine import part_of
 from examples.support.errors import RunError
 
 # The chief tests and draws at the end, while others wait to shut down.
@@ -32,7 +32,7 @@ def start(arguments):
     return JaxDevices(_model_parallel(arguments))
 
 
-class JaxDevices(OneDevice):
+class JaxDevices(Engine):
     def __init__(self, distribution):
         self.distribution = distribution
         self.devices = distribution.num_model_replicas
@@ -63,13 +63,8 @@ class JaxDevices(OneDevice):
             multihost_utils.sync_global_devices("all are here")
 
     def alone(self, model, build):
-        weights = model.get_weights()
         keras.distribution.set_distribution(None)
-        if not self.is_chief:
-            return None
-        plain = build()
-        plain.set_weights(weights)
-        return plain
+        return super().alone(model, build)
 
 
 def _make_devices(count):

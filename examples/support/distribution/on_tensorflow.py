@@ -11,13 +11,21 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from examples.support.distribution.one_device import OneDevice
-from examples.support.distribution.one_device import part_of
-from examples.support.distribution.one_device import seed_of
-from examples.support.distribution.one_device import spread_seeds
+from examples.support.distribution.engine import Engine
+from examples.support.distribution.engine import part_of
+from examples.support.distribution.engine import seed_of
+from examples.support.distribution.engine import spread_seeds
 from examples.support.errors import RunError
 from keras_armin import backends
 from keras_armin import keras_private
+
+# What a collective operation raises when another process has gone.
+_OF_LOST_PEERS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+)
 
 
 def start(arguments):
@@ -27,14 +35,14 @@ def start(arguments):
                 "--virtual-devices is for one TensorFlow process, and "
                 "TF_CONFIG asks for several."
             )
-        return Workers(tf.distribute.MultiWorkerMirroredStrategy())
+        return Workers(_MultiWorkerStrategy())
     devices = None
     if arguments.virtual_devices:
         devices = _make_devices(arguments.virtual_devices)
     return Replicas(tf.distribute.MirroredStrategy(devices))
 
 
-class Replicas(OneDevice):
+class Replicas(Engine):
     """The devices of this machine."""
 
     first_replica = 0  # of this process
@@ -47,26 +55,11 @@ class Replicas(OneDevice):
         return self.strategy.scope()
 
     def data(self, dataset):
-        here = len(self.strategy.extended.worker_devices)
-        processes = self.devices // here
-
-        def of_replicas(context):
-            mine = part_of(dataset, self.first_replica // here, processes)
-            return _in_parts(mine.map(_without_bool), here)
-
-        return self.strategy.distribute_datasets_from_function(of_replicas)
+        return dataset.map(_without_bool)  # `fit` hands out the parts
 
     def prepare(self, model):
         keras_private.clip_sum_of_replicas(model.optimizer)
         spread_seeds(self, model)
-
-    def alone(self, model, build):
-        weights = model.get_weights()
-        if not self.is_chief:
-            return None
-        plain = build()
-        plain.set_weights(weights)
-        return plain
 
     def spread(self, variable, seed):
         for i, own in enumerate(variable.value.values):
@@ -75,21 +68,36 @@ class Replicas(OneDevice):
             )
 
 
+class _MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Reduces structures of values, and scalars, as Keras asks it to."""
+
+    def reduce(self, reduce_op, value, axis):
+        reduce = super().reduce
+
+        def reduced(x):
+            has_axes = self.experimental_local_results(x)[0].shape.rank
+            return reduce(reduce_op, x, axis if has_axes else None)
+
+        return tf.nest.map_structure(reduced, value)
+
+
 class Workers(Replicas):
-    """Those of several processes."""
+    """Several processes, with a device each."""
 
     def __init__(self, strategy):
         super().__init__(strategy)
-        resolver = strategy.cluster_resolver
-        workers = resolver.cluster_spec().as_dict()
-        self.is_chief = resolver.task_type == "chief" or (
-            "chief" not in workers and resolver.task_id == 0
-        )
-        number = resolver.task_id
-        if resolver.task_type == "worker" and "chief" in workers:
-            number += 1
         here = len(strategy.extended.worker_devices)
-        self.first_replica = number * here
+        if here > 1:
+            raise RunError(
+                "--distribute data with TF_CONFIG takes processes with one "
+                f"device each. This one has {here}: start one for each, with "
+                "its own CUDA_VISIBLE_DEVICES."
+            )
+        resolver = strategy.cluster_resolver
+        has_chief = "chief" in resolver.cluster_spec().as_dict()
+        is_worker = resolver.task_type == "worker"
+        self.first_replica = resolver.task_id + (has_chief and is_worker)
+        self.is_chief = self.first_replica == 0
 
     def leave(self, error):
         if error is None:
@@ -97,48 +105,28 @@ class Workers(Replicas):
             self.wait()
 
     def lost_others(self, error):
-        return isinstance(
-            error,
-            (
-                tf.errors.UnavailableError,
-                tf.errors.AbortedError,
-                tf.errors.CancelledError,
-                tf.errors.InternalError,
-            ),
+        return isinstance(error, _OF_LOST_PEERS)
+
+    def data(self, dataset):
+        own = part_of(dataset, self.first_replica, self.devices)
+        return self.strategy.distribute_datasets_from_function(
+            lambda context: own.map(_without_bool)
         )
 
     def agree(self, number):
-        values = self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(
-                number if context.replica_id_in_sync_group == 0 else 0, "int64"
-            )
-        )
-        return int(self.strategy.reduce("SUM", values, axis=None))
+        value = tf.constant(number if self.is_chief else 0, "int64")
+        return int(self.strategy.reduce("SUM", value, axis=None))
 
     def wait(self):
         self.agree(0)
 
     def gather(self, variable):
-        here = backends.gather(variable)
-        parts = np.split(here, backends.copies(variable))
-        values = self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(
-                parts[context.replica_id_in_sync_group - self.first_replica]
-            )
-        )
-        numbers = self.strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant([context.replica_id_in_sync_group])
-        )
-        # They need not come in order where a process has several devices.
-        order = np.argsort(self.strategy.gather(numbers, axis=0).numpy())
-        found = self.strategy.gather(values, axis=0).numpy()
-        return np.concatenate([np.split(found, self.devices)[i] for i in order])
+        here = tf.constant(backends.gather(variable))
+        return self.strategy.gather(here, axis=0).numpy()
 
     def scatter(self, variable, array):
-        count = backends.copies(variable)
-        parts = np.split(array, self.devices)
-        own = parts[self.first_replica : self.first_replica + count]
-        backends.scatter(variable, np.concatenate(own))
+        own = np.split(array, self.devices)[self.first_replica]
+        backends.scatter(variable, own)
 
 
 def _make_devices(count):
@@ -159,18 +147,3 @@ def _without_bool(*batch):
     return tf.nest.map_structure(
         lambda x: tf.cast(x, "int32") if x.dtype == tf.bool else x, batch
     )
-
-
-def _in_parts(dataset, count):
-    """Each batch as `count` smaller ones, one after the other."""
-
-    def cut(*batch):
-        def stacked(x):
-            size = x.shape[0] and x.shape[0] // count
-            return tf.reshape(x, (count, size or -1, *x.shape[1:]))
-
-        return tf.data.Dataset.from_tensor_slices(
-            tf.nest.map_structure(stacked, batch)
-        )
-
-    return dataset if count == 1 else dataset.flat_map(cut)

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import distributed
 
-from examples.support.distribution.one_device import OneDevice
-from examples.support.distribution.one_device import part_of
-from examples.support.distribution.one_device import seed_of
-from examples.support.distribution.one_device import spread_seeds
+from examples.support.distribution.engine import Engine
+from examples.support.distribution.engine import part_of
+from examples.support.distribution.engine import seed_of
+from examples.support.distribution.engine import spread_seeds
 from examples.support.errors import RunError
 
 
@@ -41,7 +41,7 @@ def start(arguments):
     return TorchProcesses()
 
 
-class TorchProcesses(OneDevice):
+class TorchProcesses(Engine):
     def __init__(self):
         self.rank = distributed.get_rank()
         self.devices = self.models = distributed.get_world_size()
@@ -97,14 +97,6 @@ class TorchProcesses(OneDevice):
 
     def wait(self):
         distributed.barrier()
-
-    def alone(self, model, build):
-        weights = model.get_weights()
-        if not self.is_chief:
-            return None
-        plain = build()
-        plain.set_weights(weights)
-        return plain
 
     def gather(self, variable):
         own = variable.value.detach().contiguous()

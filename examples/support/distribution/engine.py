@@ -17,8 +17,8 @@ LOST = (
 )
 
 
-class OneDevice:
-    """One device, and the interface of the engines for more.
+class Engine:
+    """What all engines have in common, as it is in the simplest case.
 
     - `devices`: among so many a batch is split.
     - `models`: so many models, each with a part of the batch, are the whole.
@@ -87,7 +87,13 @@ class OneDevice:
 
         None in other processes than the chief's.
         """
-        return model
+        if not self.is_chief:
+            return None
+        plain = build()
+        plain.set_weights(model.get_weights())
+        # Saved weights are loaded into it, and those of the optimizer go along.
+        plain.optimizer.build(plain.trainable_variables)
+        return plain
 
     # --- for the file to resume from ---------------------------------------
 
@@ -134,6 +140,11 @@ class OneDevice:
     def spread(self, variable, seed):
         """Set a seed, for each model another one that comes of `seed`."""
         variable.assign(seed)
+
+
+class OneDevice(Engine):
+    def alone(self, model, build):
+        return model
 
 
 def carried_states(model):
