@@ -32,6 +32,7 @@ import numpy as np
 
 from examples.support import command_line
 from examples.support.distribution.engine import OneDevice
+from examples.support.errors import STOPPED
 from examples.support.errors import RunError
 
 RESUME_FILE = "resume.npz"
@@ -302,7 +303,8 @@ class _KeepBest(keras.callbacks.Callback):
         if math.isfinite(value):
             path = self.run.folder / BEST_WEIGHTS
             partial = path.with_name(f"partial.{BEST_WEIGHTS}")
-            self.model.save_weights(partial)
+            with self.run.engine.without_others():
+                self.model.save_weights(partial)
             os.replace(partial, path)
 
 
@@ -358,11 +360,7 @@ def explained_errors():
     except RunError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print(
-            "\nstopped; the same command with --resume goes on from the last "
-            "complete epoch",
-            file=sys.stderr,
-        )
+        print(f"\n{STOPPED}", file=sys.stderr)
         sys.exit(130)
     finally:
         _stop_asked.clear()

@@ -3,18 +3,16 @@
 import contextlib
 import os
 import sys
+import traceback
 
 import keras
 import numpy as np
 
+from examples.support.errors import LOST
+from examples.support.errors import STOPPED
 from examples.support.errors import RunError
 from keras_armin import backends
 from keras_armin.noise import spread_seed
-
-LOST = (
-    "another process of this run has ended. The same command with --resume, "
-    "in all processes, goes on from the last complete epoch."
-)
 
 
 class Engine:
@@ -23,6 +21,7 @@ class Engine:
     - `devices`: among so many a batch is split.
     - `models`: so many models, each with a part of the batch, are the whole.
       Where it is 1, the one model has the whole batch.
+    - `processes`: how many there are.
     - `is_chief`: whether this process writes files and reports.
 
     As a context it is what the whole script runs in.
@@ -30,6 +29,7 @@ class Engine:
 
     devices = 1
     models = 1
+    processes = 1
     is_chief = True
 
     def __enter__(self):
@@ -38,15 +38,26 @@ class Engine:
             sys.stdout = open(os.devnull, "w")
         return self
 
-    def __exit__(self, kind, error, traceback):
-        if error is not None and self.lost_others(error):
-            print(f"error: {LOST}", file=sys.stderr, flush=True)
-            # A regular end would wait for those who are gone.
-            os._exit(1)
-        self.leave(error)
+    def __exit__(self, kind, error, where):
+        if error is not None and self.processes > 1:
+            self._break_off(error)
+        self.leave()
 
-    def leave(self, error):
-        """The end of the script, orderly if `error` is None."""
+    def _break_off(self, error):
+        """An end that waits for nobody: the others may wait for this one."""
+        if self.lost_others(error):
+            print(f"error: {LOST}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):
+            print(f"\n{STOPPED}", file=sys.stderr)
+        elif isinstance(error, RunError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+    def leave(self):
+        """At the end of the script."""
 
     def lost_others(self, error):
         """Whether that is how the end of another process shows itself."""
@@ -81,6 +92,10 @@ class Engine:
 
     def wait(self):
         """For all processes."""
+
+    def without_others(self):
+        """For what Keras does with variables and only the chief does."""
+        return contextlib.nullcontext()
 
     def alone(self, model, build):
         """The trained model on one device, `build()` being a new one.

@@ -5,6 +5,7 @@ compiler splits it. So the noise of a sample does not depend on the number of
 devices either.
 """
 
+import contextlib
 import os
 
 import jax
@@ -40,12 +41,13 @@ class JaxDevices(Engine):
         self.is_chief = jax.process_index() == 0
         keras.distribution.set_distribution(distribution)
 
-    def leave(self, error):
+    def leave(self):
         keras.distribution.set_distribution(None)
 
     def lost_others(self, error):
-        return self.processes > 1 and isinstance(
-            error, jax.errors.JaxRuntimeError
+        # Some come as another kind of error.
+        return isinstance(error, jax.errors.JaxRuntimeError) or (
+            "Gloo" in str(error)
         )
 
     def data(self, dataset):
@@ -61,6 +63,15 @@ class JaxDevices(Engine):
     def wait(self):
         if self.processes > 1:
             multihost_utils.sync_global_devices("all are here")
+
+    @contextlib.contextmanager
+    def without_others(self):
+        # A new variable, as Keras makes one to save, would wait for all.
+        keras.distribution.set_distribution(None)
+        try:
+            yield
+        finally:
+            keras.distribution.set_distribution(self.distribution)
 
     def alone(self, model, build):
         keras.distribution.set_distribution(None)

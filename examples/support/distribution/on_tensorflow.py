@@ -86,6 +86,7 @@ class Workers(Replicas):
 
     def __init__(self, strategy):
         super().__init__(strategy)
+        self.processes = self.devices
         here = len(strategy.extended.worker_devices)
         if here > 1:
             raise RunError(
@@ -99,10 +100,9 @@ class Workers(Replicas):
         self.first_replica = resolver.task_id + (has_chief and is_worker)
         self.is_chief = self.first_replica == 0
 
-    def leave(self, error):
-        if error is None:
-            # The chief would take it for a failure.
-            self.wait()
+    def leave(self):
+        # The chief would take the end of another process for a failure.
+        self.wait()
 
     def lost_others(self, error):
         return isinstance(error, _OF_LOST_PEERS)

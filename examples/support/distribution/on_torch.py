@@ -44,10 +44,11 @@ def start(arguments):
 class TorchProcesses(Engine):
     def __init__(self):
         self.rank = distributed.get_rank()
-        self.devices = self.models = distributed.get_world_size()
+        self.processes = distributed.get_world_size()
+        self.devices = self.models = self.processes
         self.is_chief = self.rank == 0
 
-    def leave(self, error):
+    def leave(self):
         distributed.destroy_process_group()
 
     def lost_others(self, error):
