@@ -1,6 +1,7 @@
 """Everything this package uses of Keras that is not public, in one place.
 
-tests/test_keras_private.py fails when one of these changes its behaviour.
+tests/test_keras_private.py fails when one of these changes its behaviour, and
+tests/test_distribution.py for `clip_sum_of_replicas`.
 """
 
 import contextlib
