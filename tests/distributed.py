@@ -23,6 +23,7 @@ from examples import permuted_mnist
 from examples.support import distribution
 from examples.support import training
 from examples.support.distribution.engine import OneDevice
+from examples.support.distribution.engine import is_seed
 from keras_armin import noise
 from keras_armin.callbacks import ValidationState
 
@@ -105,6 +106,8 @@ def train_here(case):
 
 def train_on(engine, case):
     model, found = train(engine, case, validate=case == "carried")
+    if keras.backend.backend() == "tensorflow":
+        check_seeds(model)
     if case == "carried":
         # Written to be read again, in another order of samples.
         layer = model.get_layer("layer_1")
@@ -115,6 +118,15 @@ def train_on(engine, case):
             np.testing.assert_array_equal(engine.gather(variable), array)
         found["own state"] = own_state(layer.states[1])
     return model, found
+
+
+def check_seeds(model):
+    """No two replicas have the same noise."""
+    seeds = [v for v in model.variables if is_seed(v)]
+    assert seeds
+    for variable in seeds:
+        own = [tuple(x.numpy()) for x in variable.value.values]
+        assert len(set(own)) == len(own), own
 
 
 def own_state(variable):

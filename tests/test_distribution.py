@@ -26,6 +26,7 @@ from examples.support import distribution
 from examples.support import pixels
 from examples.support import training
 from examples.support.distribution.engine import Engine
+from examples.support.distribution.engine import seed_of
 from examples.support.errors import RunError
 from tests import distributed
 
@@ -292,6 +293,14 @@ def test_what_a_backend_cannot_do_is_explained(monkeypatch):
         monkeypatch.setenv("TF_CONFIG", "{}")
         with pytest.raises(RunError, match="TF_CONFIG asks for several"):
             distribution.start(asked(distribute="data", virtual_devices=3))
+
+
+def test_each_device_has_a_seed_of_its_own():
+    states = [seed_of(number, [7, 3]).tolist() for number in range(9)]
+
+    assert states[0] == [7, 3], "a file of the first serves any number"
+    assert len({first for first, _ in states}) == 9
+    assert {count for _, count in states} == {3}
 
 
 def test_filled_up_batches_have_the_mean_of_the_true_samples():
