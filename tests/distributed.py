@@ -1,11 +1,14 @@
 """What tests/test_distribution.py runs, in one process or in several.
 
     python -m tests.distributed train FILE CASE... -- OPTIONS
+    python -m tests.distributed fork PORT COUNT FILE CASE... -- OPTIONS
     python -m tests.distributed char_lm ARGUMENTS
 
 The first trains small networks on the devices that OPTIONS of a command line
-ask for, and writes what came out into FILE. The second is `char_lm.py`; with
-DIES in the environment it kills itself in its second epoch.
+ask for, and writes what came out into FILE. The second does so in COUNT
+processes, as torchrun would start them, without the time that each takes to
+import all this. The last is `char_lm.py`; with DIES in the environment it
+kills itself in its second epoch.
 """
 
 import contextlib
@@ -182,10 +185,32 @@ def run_char_lm(argv):
         char_lm.main(argv)
 
 
+def fork(port, count):
+    """Returns in the new processes; the first one ends with their verdict."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ["WORLD_SIZE"] = str(count)
+    children = []
+    for number in range(count):
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+        child = os.fork()
+        if child == 0:
+            return
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(f"ended with {codes}" if any(codes) else 0)
+
+
+def main(mode, *argv):
+    if mode == "char_lm":
+        run_char_lm(argv)
+        return
+    if mode == "fork":
+        port, count, *argv = argv
+        fork(port, int(count))
+    path, *rest = argv
+    cut = rest.index("--")
+    train_all(path, rest[:cut], rest[cut + 1 :])
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "char_lm":
-        run_char_lm(sys.argv[2:])
-    else:
-        path, *rest = sys.argv[2:]
-        cut = rest.index("--")
-        train_all(path, rest[:cut], rest[cut + 1 :])
+    main(*sys.argv[1:])

@@ -88,15 +88,15 @@ def outputs(processes):
 
 def start_training(path, devices, *cases, how="data"):
     """Networks of `distributed.CASES` on so many devices."""
-    command = ["train", path, *cases, "--", "--distribute", how]
+    command = [path, *cases, "--", "--distribute", how]
     if BACKEND == "torch":
-        return [start(own, *command) for own in environments(devices)]
-    return [start({}, *command, "--virtual-devices", devices)]
+        return start({}, "fork", free_port(), devices, *command)
+    return start({}, "train", *command, "--virtual-devices", devices)
 
 
-def finish(path, processes):
-    printed = outputs(processes)
-    assert not any(p.returncode for p in processes), "\n".join(printed)
+def finish(path, process):
+    (printed,) = outputs([process])
+    assert process.returncode == 0, printed
     with np.load(path) as found:
         return {name: found[name] for name in found.files}
 
@@ -173,9 +173,9 @@ def test_four_devices_train_as_one(tmp_path):
     """On JAX two share the batch, and two the kernels."""
     how = "model" if BACKEND == "jax" else "data"
     path = tmp_path / "found.npz"
-    processes = start_training(path, 4, "carried", how=how)
+    several = start_training(path, 4, "carried", how=how)
     expected = distributed.train_here("carried")
-    found = finish(path, processes)
+    found = finish(path, several)
 
     compare(found, "carried", expected)
     if BACKEND == "jax":
