@@ -39,6 +39,7 @@ from keras import ops
 
 import keras_armin
 from examples.support import command_line
+from examples.support import distribution
 from examples.support import exporting
 from examples.support import generation
 from examples.support import models
@@ -418,6 +419,7 @@ def parse_arguments(argv):
         help="what it is to go on from (default: the start of the test text)",
     )
     _add_export(parser.add_argument_group("for other programs"))
+    distribution.add_options(parser)
     return command_line.parse(parser, argv, preset_values)
 
 
@@ -446,6 +448,11 @@ def main(argv=None):
         )
     if arguments.export:
         exporting.check_tools(arguments.export_format)
+    with distribution.start(arguments) as engine:
+        run_on(engine, arguments)
+
+
+def run_on(engine, arguments):
     matplotlib.use("Agg")
     training.seed_everything(arguments.seed, arguments.deterministic)
     corpus = load_text(arguments)
@@ -460,15 +467,21 @@ def main(argv=None):
         run_settings(arguments, corpus),
         resume=arguments.resume,
         overwrite=arguments.overwrite,
+        engine=engine,
     )
-    model = build_model(
-        arguments,
-        len(corpus.vocabulary),
-        arguments.batch_size,
-        sections * updates,
-    )
+
+    def build(batch_size):
+        symbols = len(corpus.vocabulary)
+        return build_model(arguments, symbols, batch_size, sections * updates)
+
+    with engine.scope():
+        model = build(engine.samples(arguments.batch_size))
+    engine.prepare(model)
     model.summary()
     history = train(run, model, corpus, arguments, sections, updates)
+    model = engine.alone(model, lambda: build(arguments.batch_size))
+    if model is None:  # the chief does the rest
+        return
     run.restore_best(model)
     if arguments.export:
         export(model, corpus, arguments)

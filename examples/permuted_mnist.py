@@ -30,6 +30,7 @@ from matplotlib import pyplot as plt
 import keras_armin
 from examples.support import command_line
 from examples.support import curves
+from examples.support import distribution
 from examples.support import models
 from examples.support import pixels
 from examples.support import training
@@ -135,7 +136,8 @@ def build_model(arguments, steps, updates_per_epoch):
             global_clipnorm=1.0,
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        # Many devices may have to fill up their last batch.
+        weighted_metrics=["accuracy"],
         jit_compile=training.compiled_by_xla(many_shapes=False),
     )
     return model
@@ -203,6 +205,7 @@ def parse_arguments(argv):
         help="armin, tardis, awta: go on sampling in validation and test, as "
         "the released code does; the test then also has argmax reads",
     )
+    distribution.add_options(parser)
     arguments = command_line.parse(parser, argv, preset_values)
     tempered = arguments.model in WITH_TEMPERATURE
     for name in ("released_temperature", "sampled_reads"):
@@ -259,17 +262,28 @@ def draw_memory(model, image, label, path):
 
 
 def main(argv=None):
-    """Returns the result line as a dict."""
+    """Returns the result line as a dict, in the chief process."""
     arguments = parse_arguments(argv)
+    with distribution.start(arguments) as engine:
+        return run_on(engine, arguments)
+
+
+def run_on(engine, arguments):
     matplotlib.use("Agg")
     training.seed_everything(arguments.seed, arguments.deterministic)
     data = pixels.load(arguments.data, arguments.data_dir)
     some = data.training.part(slice(arguments.training_images))
     data = data._replace(training=some)
     updates = pixels.updates_per_pass(*data.training, arguments.batch_size)
-    model = build_model(arguments, data.training.images.shape[1], updates)
+
+    def build():
+        return build_model(arguments, data.training.images.shape[1], updates)
+
+    with engine.scope():
+        model = build()
+    engine.prepare(model)
     model.summary()
-    run = training.Run.of(arguments)
+    run = training.Run.of(arguments, engine)
     run.train(
         model,
         lambda first_step: pixels.training_batches(
@@ -277,12 +291,17 @@ def main(argv=None):
         ),
         epochs=arguments.epochs,
         steps_per_epoch=updates,
-        validation_data=pixels.evaluation_batches(*data.validation),
+        validation_data=pixels.evaluation_batches(
+            *data.validation, engine.devices
+        ),
         monitor="val_accuracy",
         mode="max",
         stop_when=command_line.out_of_time(arguments),
         callbacks=callbacks(arguments),
     )
+    model = engine.alone(model, build)
+    if model is None:  # the chief does the rest
+        return None
     run.restore_best(model)
     show(model, data.test, arguments, run)
     result = {

@@ -1,6 +1,7 @@
 """Everything this package uses of Keras that is not public, in one place.
 
-tests/test_keras_private.py fails when one of these changes its behaviour.
+tests/test_keras_private.py fails when one of these changes its behaviour, and
+tests/test_distribution.py for `clip_sum_of_replicas`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ __all__ = [
     "DropoutRNNCell",
     "all_layers",
     "attached_mask",
+    "clip_sum_of_replicas",
     "in_own_precision",
     "is_training",
     "run_through_graph",
@@ -46,6 +48,22 @@ def run_through_graph(model, inputs, call):
     return model._run_through_graph(
         inputs, operation_fn=lambda layer: layer, call_fn=call
     )
+
+
+def clip_sum_of_replicas(optimizer):
+    """Under `tf.distribute`, let an optimizer clip what one device would clip.
+
+    It clips the gradients of each replica and adds them up afterwards, which
+    bounds something else. Now it adds them up first.
+    """
+    clip, add = optimizer._clip_gradients, optimizer._all_reduce_sum_gradients
+
+    def clip_sum(gradients):
+        pairs = add([(gradient, None) for gradient in gradients])
+        return clip([gradient for gradient, _ in pairs])
+
+    optimizer._clip_gradients = clip_sum
+    optimizer._all_reduce_sum_gradients = lambda pairs: pairs
 
 
 def in_own_precision(method):

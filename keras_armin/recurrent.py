@@ -85,14 +85,17 @@ class MemoryRNN(keras.layers.RNN):
                 "features))` or call the layer on data first."
             )
         self._expected_batch_size = batch_size
-        # Weights, unlike what the base class makes: JAX carries only what is
-        # tracked. `weights` and the saving methods leave them out again.
+        # Tracked, unlike what the base class makes: JAX carries only what is.
+        # `weights` and the saving methods leave them out again. Not by
+        # `add_weight`, which takes no layout.
         self.states = [
-            self.add_weight(
+            keras.Variable(
+                "zeros",
                 shape=(batch_size, size),
-                initializer="zeros",
+                dtype=self.variable_dtype,
                 trainable=False,
                 autocast=False,
+                layout=_layout_of_samples(batch_size, size),
                 name=f"state_{name}",
             )
             for name, size in zip(self.cell.state_names, self.state_size)
@@ -245,10 +248,15 @@ class MemoryRNN(keras.layers.RNN):
             variable.assign(ops.cast(value, variable.dtype))
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """The carried state: a dict from its names to NumPy arrays."""
+        """The carried state: a dict from its names to NumPy arrays.
+
+        Under `keras.distribution` and `tf.distribute` it is that of the
+        samples of all devices, in the order of the batch; of those of this
+        process, if TensorFlow or torch run several.
+        """
         self._check_has_state("get_state")
         return {
-            name: np.array(ops.convert_to_numpy(variable.value))
+            name: backends.gather(variable)
             for name, variable in zip(self.cell.state_names, self.states)
         }
 
@@ -264,12 +272,14 @@ class MemoryRNN(keras.layers.RNN):
             )
         arrays = [ops.convert_to_numpy(state[name]) for name in names]
         for name, array, variable in zip(names, arrays, self.states):
+            batch, size = variable.shape
+            expected = batch * backends.copies(variable), size
             self._check_shape(
-                f"state[{name!r}]", array, variable.shape, "(batch, size)"
+                f"state[{name!r}]", array, expected, "(batch, size)"
             )
         memory_ops.check_pointer(arrays[names.index("pointer")])
         for array, variable in zip(arrays, self.states):
-            variable.assign(ops.cast(array, variable.dtype))
+            backends.scatter(variable, array)
 
     @property
     def weights(self):
@@ -382,6 +392,14 @@ class MemoryRNN(keras.layers.RNN):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         return cls(**config)
+
+
+def _layout_of_samples(batch_size, size):
+    """Each device holds the state of its own samples; None for one device."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or batch_size % distribution.num_model_replicas:
+        return None
+    return distribution.get_data_layout((batch_size, size))
 
 
 def run_cell(

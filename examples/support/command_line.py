@@ -17,6 +17,9 @@ _FREE = (
     "data_dir",
     "minutes",
     "test_sizes",
+    "distribute",
+    "model_devices",
+    "virtual_devices",
 )
 
 

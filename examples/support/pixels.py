@@ -192,11 +192,25 @@ def training_batches(images, labels, batch_size, seed, first_step=0):
     )
 
 
-def evaluation_batches(images, labels):
-    """All samples once, in batches of one shape: the largest that allows it."""
+def evaluation_batches(images, labels, multiple=1):
+    """All samples once, in batches of one shape: the largest that allows it.
+
+    Its size is a multiple of `multiple`. Where that takes more samples than
+    there are, some without weight fill up; the others weigh a little more, so
+    that means over all of them are means over the true ones.
+    """
+    missing = -len(images) % multiple
+    total = len(images) + missing
+    largest = max(multiple, _LARGEST_EVALUATION_BATCH)
     size = max(
         size
-        for size in range(1, _LARGEST_EVALUATION_BATCH + 1)
-        if len(images) % size == 0
+        for size in range(multiple, largest + 1, multiple)
+        if total % size == 0
     )
-    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(size)
+    samples = [images, labels]
+    if missing:
+        samples = [np.resize(x, (total, *x.shape[1:])) for x in samples]
+        weights = np.full(total, total / len(images), "float32")
+        weights[len(images) :] = 0
+        samples.append(weights)
+    return tf.data.Dataset.from_tensor_slices(tuple(samples)).batch(size)

@@ -31,13 +31,12 @@ import keras
 import numpy as np
 
 from examples.support import command_line
+from examples.support.distribution.engine import OneDevice
+from examples.support.errors import STOPPED
+from examples.support.errors import RunError
 
 RESUME_FILE = "resume.npz"
 BEST_WEIGHTS = "best.weights.h5"
-
-
-class RunError(Exception):
-    """Something the user can put right; the message says how."""
 
 
 class Run:
@@ -49,10 +48,15 @@ class Run:
             resume. Values must survive JSON.
         resume: bool. Go on with the run in `folder`.
         overwrite: bool. Start anew even if `folder` holds an unfinished run.
+        engine: The devices, one of `examples.support.distribution`. Of several
+            processes one writes; all have to see the folder.
     """
 
-    def __init__(self, folder, settings, resume=False, overwrite=False):
+    def __init__(
+        self, folder, settings, resume=False, overwrite=False, engine=None
+    ):
         self.folder = pathlib.Path(folder)
+        self.engine = engine or OneDevice()
         self.history = []
         self._settings = json.loads(json.dumps(settings, default=str))
         self._saved = None
@@ -62,13 +66,14 @@ class Run:
             self._start(overwrite)
 
     @classmethod
-    def of(cls, arguments):
+    def of(cls, arguments, engine=None):
         """The run that a parsed command line asks for."""
         return cls(
             arguments.output,
             command_line.settings(arguments),
             resume=arguments.resume,
             overwrite=arguments.overwrite,
+            engine=engine,
         )
 
     def _start(self, overwrite):
@@ -81,6 +86,12 @@ class Run:
                 "--resume, start anew by --overwrite, or choose another "
                 "folder by --output."
             )
+        self.engine.wait()  # until all have looked
+        if self.engine.is_chief:
+            self._clear()
+        self.engine.wait()
+
+    def _clear(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (RESUME_FILE, BEST_WEIGHTS, "log.csv", "result.json"):
             (self.folder / name).unlink(missing_ok=True)
@@ -104,7 +115,8 @@ class Run:
         if path.exists():
             self._saved = _read_resume_file(path)
             self.history = self._saved.pop("history")
-            self._rewrite_log()
+            if self.engine.is_chief:
+                self._rewrite_log()
         else:
             # Killed before its first save: the beginning is as good.
             self._start(overwrite=True)
@@ -170,36 +182,41 @@ class Run:
             The logs of all epochs, those before a resume included.
         """
         if self._saved is not None:
-            _assign_variables(model, self._saved)
-            self._saved = None
+            self._assign_variables(model)
         if self.epoch >= epochs or (self.history and stop_when(self.history)):
             return self.history
-        # From now on it is not finished.
-        (self.folder / "result.json").unlink(missing_ok=True)
+        if self.engine.is_chief:
+            # From now on it is not finished.
+            (self.folder / "result.json").unlink(missing_ok=True)
         model.fit(
-            data(self.epoch * steps_per_epoch),
+            self.engine.data(data(self.epoch * steps_per_epoch)),
             initial_epoch=self.epoch,
             epochs=epochs,
             steps_per_epoch=steps_per_epoch,
-            validation_data=validation_data,
+            validation_data=self.engine.data(validation_data),
             shuffle=False,
             verbose=1 if sys.stdout.isatty() else 2,
             callbacks=[
                 _StopWhenAsked(),
                 *callbacks,
-                _Clock(self.seconds),
-                _KeepBest(self, monitor, mode),
-                keras.callbacks.CSVLogger(
-                    str(self.folder / "log.csv"), append=True
-                ),
-                keras.callbacks.TensorBoard(
-                    str(self.folder / "tensorboard"), write_graph=False
-                ),
+                _Clock(self),
+                *(self._files(monitor, mode) if self.engine.is_chief else ()),
                 # Last: a kill before it repeats the whole epoch.
                 _Save(self, stop_when),
             ],
         )
         return self.history
+
+    def _files(self, monitor, mode):
+        return [
+            _KeepBest(self, monitor, mode),
+            keras.callbacks.CSVLogger(
+                str(self.folder / "log.csv"), append=True
+            ),
+            keras.callbacks.TensorBoard(
+                str(self.folder / "tensorboard"), write_graph=False
+            ),
+        ]
 
     def restore_best(self, model):
         path = self.folder / BEST_WEIGHTS
@@ -219,14 +236,32 @@ class Run:
 
     def save(self, model, logs):
         self.history.append(logs)
-        arrays = {
-            f"variable_{i}": keras.ops.convert_to_numpy(variable.value)
-            for i, variable in enumerate(_variables(model))
-        }
+        found = self.engine.read(model, _variables(model))
+        if not self.engine.is_chief:
+            return
+        arrays = {f"variable_{i}": array for i, array in enumerate(found)}
         path = self.folder / RESUME_FILE
         partial = path.with_suffix(".partial.npz")
         np.savez(partial, history=json.dumps(self.history), **arrays)
         os.replace(partial, path)  # a kill leaves the old file or the new
+
+    def _assign_variables(self, model):
+        saved, self._saved = self._saved, None
+        arrays = [saved[f"variable_{i}"] for i in range(len(saved))]
+        with self.engine.scope():
+            # It would otherwise have no variables before the first update.
+            model.optimizer.build(model.trainable_variables)
+        variables = _variables(model)
+        shapes = [tuple(array.shape) for array in arrays]
+        expected = self.engine.shapes(model, variables)
+        if shapes != expected:
+            raise RunError(
+                f"{RESUME_FILE} does not fit this model: it holds "
+                f"{len(shapes)} arrays of shapes {shapes}, the model has "
+                f"{expected}. Was it written by another version of this "
+                "script?"
+            )
+        self.engine.write(model, variables, arrays)
 
     def _rewrite_log(self):
         """The log without what came after the save."""
@@ -242,12 +277,15 @@ class Run:
 class _Clock(keras.callbacks.Callback):
     """Adds the seconds since the start of the run to the logs."""
 
-    def __init__(self, seconds_before):
+    def __init__(self, run):
         super().__init__()
-        self.started = time.monotonic() - seconds_before
+        self.engine = run.engine
+        self.started = time.monotonic() - run.seconds
 
     def on_epoch_end(self, epoch, logs=None):
-        logs["seconds"] = round(time.monotonic() - self.started, 3)
+        # The same everywhere: all processes have to stop at the same time.
+        passed = round(1000 * (time.monotonic() - self.started))
+        logs["seconds"] = self.engine.agree(passed) / 1000
 
 
 class _KeepBest(keras.callbacks.Callback):
@@ -265,7 +303,8 @@ class _KeepBest(keras.callbacks.Callback):
         if math.isfinite(value):
             path = self.run.folder / BEST_WEIGHTS
             partial = path.with_name(f"partial.{BEST_WEIGHTS}")
-            self.model.save_weights(partial)
+            with self.run.engine.without_others():
+                self.model.save_weights(partial)
             os.replace(partial, path)
 
 
@@ -284,22 +323,6 @@ class _Save(keras.callbacks.Callback):
 def _variables(model):
     """All of them: weights, carried states, seeds, and the optimiser's."""
     return [*model.variables, *model.optimizer.variables]
-
-
-def _assign_variables(model, saved):
-    # It would otherwise have no variables before the first update.
-    model.optimizer.build(model.trainable_variables)
-    variables = _variables(model)
-    shapes = [tuple(saved[f"variable_{i}"].shape) for i in range(len(saved))]
-    expected = [tuple(variable.shape) for variable in variables]
-    if shapes != expected:
-        raise RunError(
-            f"{RESUME_FILE} does not fit this model: it holds {len(shapes)} "
-            f"arrays of shapes {shapes}, the model has {expected}. Was it "
-            "written by another version of this script?"
-        )
-    for i, variable in enumerate(variables):
-        variable.assign(saved[f"variable_{i}"])
 
 
 def _read_resume_file(path):
@@ -337,11 +360,7 @@ def explained_errors():
     except RunError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print(
-            "\nstopped; the same command with --resume goes on from the last "
-            "complete epoch",
-            file=sys.stderr,
-        )
+        print(f"\n{STOPPED}", file=sys.stderr)
         sys.exit(130)
     finally:
         _stop_asked.clear()

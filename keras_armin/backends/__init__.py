@@ -30,6 +30,9 @@
 - `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
   times its vector; `integers(values, like)`: a constant on the device of
   `like`.
+- `gather(variable)`: a carried state as a NumPy array, the samples of all
+  devices in order; `scatter(variable, array)` hands each device its own.
+  `copies(variable)`: how many variables of its shape make up the whole.
 """
 
 import importlib
@@ -49,7 +52,9 @@ best_slot = _backend.best_slot
 check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
 constant = _backend.constant
+copies = _backend.copies
 count_up = _backend.count_up
+gather = _backend.gather
 integers = _backend.integers
 matvec = _backend.matvec
 own = _backend.own
@@ -60,6 +65,7 @@ put_rows = _backend.put_rows
 quotient = _backend.quotient
 put_then_add = _backend.put_then_add
 scan = _backend.scan
+scatter = _backend.scatter
 sigmoid_gradient = _backend.sigmoid_gradient
 take_rows = _backend.take_rows
 tanh_gradient = _backend.tanh_gradient

@@ -3,10 +3,15 @@ import contextlib
 import jax
 import keras
 from jax import numpy as jnp
+from jax.experimental import multihost_utils
 
+from keras_armin.backends import common
 from keras_armin.backends.common import refuse_second_derivatives
 
 ops = keras.ops
+# One array, however many devices hold parts of it.
+copies = common.copies
+scatter = common.scatter
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
@@ -133,3 +138,10 @@ _once.defvjp(lambda gradients: (gradients, None), refuse_second_derivatives)
 def check_batch_size(sequences, expected):
     """Shapes are static on this backend: nothing is left to check."""
     return sequences
+
+
+def gather(variable):
+    if variable.value.is_fully_addressable:
+        return common.gather(variable)
+    # Other processes hold the rest.
+    return multihost_utils.process_allgather(variable.value, tiled=True)

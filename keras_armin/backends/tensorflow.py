@@ -1,8 +1,10 @@
 import contextlib
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from keras_armin.backends import common
 from keras_armin.backends.common import refuse_second_derivatives
 
 ops = keras.ops
@@ -217,3 +219,32 @@ def check_batch_size(sequences, expected):
         (expected, *sequences.shape[1:]),
         name=f"stateful_layer_needs_a_batch_size_of_{expected}",
     )
+
+
+def _of_replicas(variable):
+    """The variables of the replicas in this process, in their order.
+
+    Without an aggregation, which states have none of, each replica writes
+    its own.
+    """
+    value = variable.value
+    if isinstance(value, tf.distribute.DistributedValues):
+        return value.values
+    return [value]
+
+
+def copies(variable):
+    return len(_of_replicas(variable))
+
+
+def gather(variable):
+    return np.concatenate([x.numpy() for x in _of_replicas(variable)])
+
+
+def scatter(variable, array):
+    replicas = _of_replicas(variable)
+    if len(replicas) == 1:
+        common.scatter(variable, array)
+        return
+    for replica, part in zip(replicas, np.split(array, len(replicas))):
+        replica.assign(tf.cast(part, replica.dtype))

@@ -1,0 +1,136 @@
+"""Many processes on torch, started by torchrun, by `DistributedDataParallel`.
+
+Each process has a model of its own, for its part of the batch. Gradients are
+averaged on the way back and clipped afterwards; metrics are summed. States are
+nobody else's: they are no buffers, and DDP hands out parameters once only, at
+the start. Noise comes of a seed for each process, and so depends on how many
+there are.
+"""
+
+import contextlib
+import os
+
+import keras
+import numpy as np
+import torch
+from torch import distributed
+
+from examples.support.distribution.engine import Engine
+from examples.support.distribution.engine import part_of
+from examples.support.distribution.engine import seed_of
+from examples.support.distribution.engine import spread_seeds
+from examples.support.errors import RunError
+
+
+def start(arguments):
+    if arguments.virtual_devices:
+        raise RunError(
+            "--virtual-devices is for JAX and TensorFlow. On torch: torchrun "
+            f"--nproc-per-node {arguments.virtual_devices} ..."
+        )
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise RunError(
+            "--distribute data on torch takes processes that torchrun starts, "
+            "one for each device: torchrun --nproc-per-node 2 SCRIPT "
+            "--distribute data ..."
+        )
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
+    return TorchProcesses()
+
+
+class TorchProcesses(Engine):
+    def __init__(self):
+        self.rank = distributed.get_rank()
+        self.processes = distributed.get_world_size()
+        self.devices = self.models = self.processes
+        self.is_chief = self.rank == 0
+
+    def leave(self):
+        distributed.destroy_process_group()
+
+    def lost_others(self, error):
+        said = str(error)
+        return isinstance(error, RuntimeError) and (
+            isinstance(error, distributed.DistError)
+            or "gloo" in said
+            or "Connection" in said
+        )
+
+    def data(self, dataset):
+        return part_of(dataset, self.rank, self.models)
+
+    def prepare(self, model):
+        """Let `fit` train it together with the other processes."""
+        replica = torch.nn.parallel.DistributedDataParallel(
+            model, broadcast_buffers=False
+        )
+        of_own_samples = model.get_metrics_result
+
+        def get_metrics_result():
+            with _summed(model.metrics_variables):
+                return of_own_samples()
+
+        def train_step(data):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+            y_pred = replica(x, training=True)
+            model.zero_grad()
+            loss = model.compute_loss(x, y, y_pred, weight, training=True)
+            loss.backward()
+            variables = model.trainable_weights
+            with torch.no_grad():
+                gradients = [v.value.grad for v in variables]
+                model.optimizer.apply(gradients, variables)
+            _tracker_of_loss(model).update_state(loss.detach())
+            return model.compute_metrics(x, y, y_pred, weight)
+
+        model.get_metrics_result = get_metrics_result
+        model.train_step = train_step
+        # After the first process has handed out its own.
+        spread_seeds(self, model)
+
+    def agree(self, number):
+        value = torch.tensor(number, dtype=torch.int64, device=_device())
+        distributed.broadcast(value, src=0)
+        return int(value)
+
+    def wait(self):
+        distributed.barrier()
+
+    def gather(self, variable):
+        own = variable.value.detach().contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.models)]
+        distributed.all_gather(parts, own)
+        return torch.cat(parts).cpu().numpy()
+
+    def scatter(self, variable, array):
+        variable.assign(np.split(array, self.models)[self.rank])
+
+    def spread(self, variable, seed):
+        variable.assign(seed_of(self.rank, seed))
+
+
+def _device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _tracker_of_loss(model):
+    return next(metric for metric in model.metrics if metric.name == "loss")
+
+
+@contextlib.contextmanager
+def _summed(variables):
+    """Metrics as if one process had seen all samples: they are sums."""
+    own = [v.value.detach().clone() for v in variables]
+    total = torch.cat([value.reshape(-1) for value in own])
+    distributed.all_reduce(total)
+    parts = total.split([value.numel() for value in own])
+    for variable, value in zip(variables, parts):
+        variable.assign(value.reshape(tuple(variable.shape)))
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, own):
+            variable.assign(value)
