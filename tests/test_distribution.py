@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -218,6 +219,7 @@ def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
     assert "another process of this run has ended" in printed[0]
     assert "Traceback" not in printed[0]
 
+    left = shutil.copytree(tmp_path / "together", tmp_path / "left")
     printed, codes = run(*together, "--resume")
     assert codes == [0, 0], "\n".join(printed)
     result = json.loads(printed[0].splitlines()[-1])
@@ -225,9 +227,16 @@ def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
 
     monkeypatch.setattr(char_lm, "show", lambda *_: None)
     char_lm.main([*arguments, "--output", str(tmp_path / "one")])
+    # What two have begun, one can end.
+    char_lm.main([*arguments, "--output", str(left), "--resume"])
+    for name in ("together", "left"):
+        compare_runs(tmp_path / name, tmp_path / "one")
+
+
+def compare_runs(folder, other):
     with (
-        np.load(tmp_path / "together" / training.RESUME_FILE) as found,
-        np.load(tmp_path / "one" / training.RESUME_FILE) as expected,
+        np.load(folder / training.RESUME_FILE) as found,
+        np.load(other / training.RESUME_FILE) as expected,
     ):
         assert set(found.files) == set(expected.files)
         for name in set(found.files) - {"history"}:
@@ -238,7 +247,7 @@ def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
     for metric in ("loss", "val_bpc"):
         first, second = ([epoch[metric] for epoch in log] for log in logs)
         np.testing.assert_allclose(first, second, rtol=1e-5)
-    assert len((tmp_path / "together/log.csv").read_text().splitlines()) == 4
+    assert len((folder / "log.csv").read_text().splitlines()) == 4
 
 
 # --- what cannot be ---------------------------------------------------------
