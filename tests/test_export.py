@@ -278,7 +278,7 @@ def load(format, file):
 COMPLAINTS = {
     "tf_saved_model": "Cannot parse file|0 MetaGraphs",
     "onnx": "parsing failed|No graph was found",
-    "openvino": "Error parsing|Unable to read the model",
+    "openvino": "pugi::status_ok|Unable to read the model",
     "litert": "not a valid Flatbuffer|model allocation is null/empty",
     "torch": "not a zip file",
 }
