@@ -19,7 +19,7 @@ from hypothesis import settings
 IN_CI = bool(os.environ.get("CI"))
 settings.register_profile(
     "suite",
-    max_examples=6 if IN_CI else 15,
+    max_examples=4 if IN_CI else 15,
     deadline=None,
     derandomize=IN_CI,
 )
