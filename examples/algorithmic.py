@@ -211,7 +211,9 @@ def parse_arguments(argv):
         default=4,
         help="parts into which sizes are cut to save padding (%(default)s)",
     )
-    parser.add_argument("--optimizer", choices=("adam", "rmsprop"))
+    parser.add_argument(
+        "--optimizer", choices=("adam", "rmsprop"), help="what updates weights"
+    )
     parser.add_argument(
         "--cosine",
         action=argparse.BooleanOptionalAction,

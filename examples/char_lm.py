@@ -390,18 +390,38 @@ def parse_arguments(argv):
     training_options.add_argument(
         "--steps", type=positive, help="characters that gradients reach back"
     )
-    training_options.add_argument("--updates", type=positive)
+    training_options.add_argument(
+        "--updates", type=positive, help="updates in all"
+    )
     training_options.add_argument(
         "--epoch-updates",
         type=positive,
         help="updates between validations, each of which is followed by a save",
     )
     network = parser.add_argument_group("network for text")
-    network.add_argument("--layers", type=int, choices=(1, 2))
-    network.add_argument("--embedding", type=positive, default=128)
-    network.add_argument("--dropout", type=rate, default=0.0)
+    network.add_argument(
+        "--layers", type=int, choices=(1, 2), help="of the network, stacked"
+    )
+    network.add_argument(
+        "--embedding",
+        type=positive,
+        default=128,
+        help="numbers that stand for a character (default: %(default)s)",
+    )
+    network.add_argument(
+        "--dropout",
+        type=rate,
+        default=0.0,
+        help="share of what goes into and out of a layer that training drops "
+        "(default: %(default)s)",
+    )
     sample = parser.add_argument_group("what the network writes")
-    sample.add_argument("--sample", type=at_least_zero, default=300)
+    sample.add_argument(
+        "--sample",
+        type=at_least_zero,
+        default=300,
+        help="characters to write, 0 for none (default: %(default)s)",
+    )
     sample.add_argument(
         "--sample-temperature",
         type=zero_or_more,

@@ -154,17 +154,31 @@ def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--max-length", type=positive, default=49)
-    parser.add_argument("--units", type=positive, default=100)
-    parser.add_argument("--memory-dim", type=positive, default=32)
-    parser.add_argument("--batch-size", type=positive, default=16)
+    sizes = (
+        ("--max-length", 49, "vectors in the longest sequence"),
+        ("--units", 100, "hidden units"),
+        ("--memory-dim", 32, "width of a memory slot"),
+        ("--batch-size", 16, "sequences in an update"),
+    )
+    for name, default, meaning in sizes:
+        parser.add_argument(
+            name,
+            type=positive,
+            default=default,
+            help=f"{meaning} (default: {default})",
+        )
     parser.add_argument(
         "--updates",
         type=positive,
         default=4500,
-        help="at most, in steps of 100",
+        help="at most, in steps of 100 (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of weights, data and noise (default: %(default)s)",
+    )
     parser.add_argument(
         "--output",
         type=pathlib.Path,

@@ -47,7 +47,12 @@ def parser(description, presets):
         + "; ".join(f"{name}: {words}" for name, words in presets.items())
         + " (default: %(default)s)",
     )
-    made.add_argument("--seed", type=int, default=1)
+    made.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of weights, data and noise (default: %(default)s)",
+    )
     _add_training(made.add_argument_group("training"))
     _add_files(made.add_argument_group("files"))
     models.add_options(made)
@@ -55,8 +60,14 @@ def parser(description, presets):
 
 
 def _add_training(group):
-    group.add_argument("--batch-size", type=positive)
-    group.add_argument("--learning-rate", type=above_zero)
+    group.add_argument(
+        "--batch-size", type=positive, help="sequences in an update"
+    )
+    group.add_argument(
+        "--learning-rate",
+        type=above_zero,
+        help="at the start, where the preset lets it fall",
+    )
     group.add_argument(
         "--minutes",
         type=above_zero,
