@@ -226,7 +226,8 @@ def test_a_small_copy_task_is_learnt(name):
     weight[:, 3:] = 2.0
     y = np.concatenate([bits * 0, bits], axis=1)[..., None]
     for _ in range(250):
-        model.train_on_batch(x, y, sample_weight=weight)
+        if model.train_on_batch(x, y, sample_weight=weight) < 0.02:
+            break
 
     loss = model.evaluate(x, y, sample_weight=weight, verbose=0)
     assert loss < 0.1
