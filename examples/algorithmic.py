@@ -140,7 +140,9 @@ BEST = {
     "sort": {
         **CONTENT,
         "temperature": 0.1,
-        "annealing": 0,
+        "final_temperature": 0.01,
+        "annealing": 16_000,
+        "updates": 16_000,
         "slots": 40,
         "batch_size": 32,
         "learning_rate": 5e-4,
@@ -159,7 +161,9 @@ def preset_values(arguments):
     if arguments.preset == "quick":
         values = {**RELEASED, **ADAM, "updates": 2_000, "epoch_updates": 100}
         values.update(sizes=QUICK_SIZES[arguments.task], annealing=1_300)
-        values.update(slots=20, bands=2)
+        # A slot for each step of the longest sequence, 22 of them: with fewer
+        # the last vector of ten was never learned.
+        values.update(slots=24, bands=2)
     elif arguments.preset == "paper":
         values = {
             **RELEASED,
