@@ -82,6 +82,12 @@ def no_jit():
 LEFT_OUT = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
 
 
+def in_ci_only_on(backend):
+    """Skip here if this is CI: it has time for one backend only."""
+    if IN_CI and keras.backend.backend() != backend:
+        pytest.skip(f"in CI on {backend} only, to save time")
+
+
 @pytest.fixture
 def in_time(request):
     """For what is tested with each network: leaves some out of CI on JAX."""

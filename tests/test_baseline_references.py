@@ -206,14 +206,14 @@ LEARNERS = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_small_copy_task_is_learnt(name):
+@pytest.mark.parametrize("network", LEARNERS)
+def test_a_small_copy_task_is_learnt(network, in_time):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
     bits = np.array(list(np.ndindex(2, 2, 2)), "float32")
     x = np.zeros((8, 6, 2), "float32")
     x[:, :3, 0], x[:, 3:, 1] = bits, 1.0
-    layer = getattr(baselines, name)(
-        **LEARNERS[name], return_sequences=True, seed=1
+    layer = getattr(baselines, network)(
+        **LEARNERS[network], return_sequences=True, seed=1
     )
     model = keras.Sequential(
         [keras.Input((6, 2)), layer, keras.layers.Dense(1)]

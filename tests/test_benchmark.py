@@ -14,6 +14,7 @@ from examples.support import peak_memory
 from examples.support import timing
 from keras_armin import ARMIN
 from keras_armin import baselines
+from tests.conftest import in_ci_only_on
 from tests.helpers import BACKEND
 
 PNG = b"\x89PNG"
@@ -75,11 +76,18 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    "question", ["train", "inference", "scaling", "networks"]
+    ("question", "ci_backend"),
+    [
+        ("train", "tensorflow"),
+        ("inference", "jax"),
+        ("scaling", "torch"),
+        ("networks", "torch"),
+    ],
 )
 def test_a_question_gives_a_table_numbers_and_a_picture(
-    question, tmp_path, monkeypatch, capsys
+    question, ci_backend, tmp_path, monkeypatch, capsys
 ):
+    in_ci_only_on(ci_backend)
     monkeypatch.setitem(
         benchmark.QUICK,
         question,

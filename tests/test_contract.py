@@ -10,6 +10,7 @@ import pytest
 from keras import ops
 
 from keras_armin import trace_memory
+from tests.conftest import IN_CI
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
@@ -391,9 +392,13 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 
 @each_network
 # Without jit JAX compiles hundreds of operations, each by itself; the tests of
-# gradients here do that already.
+# gradients here do that already. CI trains every network on TensorFlow without
+# XLA to learn a small task.
 @pytest.mark.parametrize(
-    "jit_compile", [True] if BACKEND == "jax" else [False, True]
+    "jit_compile",
+    [True]
+    if BACKEND == "jax" or (IN_CI and BACKEND == "tensorflow")
+    else [False, True],
 )
 def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
     if BACKEND == "torch":

@@ -30,6 +30,7 @@ from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import seed_of
 from examples.support.errors import RunError
 from tests import distributed
+from tests.conftest import IN_CI
 
 BACKEND = keras.backend.backend()
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -172,6 +173,8 @@ def specs(found):
 
 def test_four_devices_train_as_one(tmp_path):
     """On JAX two share the batch, and two the kernels."""
+    if BACKEND == "tensorflow" and IN_CI:
+        pytest.skip("takes a minute: CI has two devices on TensorFlow")
     how = "model" if BACKEND == "jax" else "data"
     path = tmp_path / "found.npz"
     several = start_training(path, 4, "carried", how=how)

@@ -3,11 +3,10 @@
 import json
 import pathlib
 
-import keras
 import pytest
 
 from tests.__main__ import BACKENDS
-from tests.conftest import IN_CI
+from tests.conftest import in_ci_only_on
 
 nbclient = pytest.importorskip("nbclient", reason="runs the notebooks")
 nbformat = pytest.importorskip("nbformat", reason="reads the notebooks")
@@ -31,9 +30,7 @@ def test_all_four_are_there():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_quick_mode(path, monkeypatch):
-    backend = BACKENDS[NOTEBOOKS.index(path) % len(BACKENDS)]
-    if IN_CI and backend != keras.backend.backend():
-        pytest.skip(f"in CI on {backend}, to save time: each runs on one")
+    in_ci_only_on(BACKENDS[NOTEBOOKS.index(path) % len(BACKENDS)])
     monkeypatch.setenv("KERAS_ARMIN_QUICK", "1")
     # The kernel has its own way to show pictures.
     monkeypatch.delenv("MPLBACKEND")
