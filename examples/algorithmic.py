@@ -161,8 +161,8 @@ def preset_values(arguments):
     if arguments.preset == "quick":
         values = {**RELEASED, **ADAM, "updates": 2_000, "epoch_updates": 100}
         values.update(sizes=QUICK_SIZES[arguments.task], annealing=1_300)
-        # A slot for each step of the longest sequence, 22 of them: with fewer
-        # the last vector of ten was never learned.
+        # A slot for each step of the longest sequence, 22 of them: with 20
+        # slots the last vector of ten was never learned.
         values.update(slots=24, bands=2)
     elif arguments.preset == "paper":
         values = {
