@@ -60,6 +60,7 @@ def build_model(max_length, units, memory_dim, updates, seed):
                 state_activation="tanh",
                 output_activation=None,
                 write_inputs=True,
+                noise_scale=1.0,
                 learn_initial_state=True,
                 return_sequences=True,
                 seed=seed,

@@ -8,11 +8,12 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import backends
+from keras_armin.armin_cell import MEANT_BY_0_1
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
 from keras_armin.sequence import run_armin
 from keras_armin.temperature import TemperedRNN
-from keras_armin.temperature import split_schedule
+from keras_armin.temperature import split_schedules
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -99,6 +100,8 @@ class ARMIN(TemperedRNN):
         zoneout: float = 0.0,
         content_addressing: bool = False,
         output_read: bool = True,
+        noise_scale: float | LearningRateSchedule = 0.0,
+        recency_addressing: bool = False,
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",
@@ -120,8 +123,9 @@ class ARMIN(TemperedRNN):
         **kwargs,
     ):
         given = locals()
-        arguments = {name: given[name] for name in cell_arguments()}
-        arguments["temperature"], schedule = split_schedule(temperature)
+        arguments, schedules = split_schedules(
+            {name: given[name] for name in cell_arguments()}
+        )
         cell = ARMINCell(
             **arguments,
             dtype=kwargs.get("dtype"),
@@ -138,7 +142,7 @@ class ARMIN(TemperedRNN):
             zero_output_for_mask=zero_output_for_mask,
             **kwargs,
         )
-        self.temperature_schedule = schedule
+        self.keep_schedules(schedules)
 
     def _loop(self, sequences, states, reset, trace, **arguments):
         """The fast way, wherever it holds.
@@ -146,14 +150,20 @@ class ARMIN(TemperedRNN):
         It undoes one-slot writes, and would not find back before a reset.
         """
         fast = self.addressing != "soft" and not self.unroll
-        if arguments["training"]:
-            fast = fast and self._can_go_back_by_hand()
-        if fast and reset is None and not trace:
+        fast = fast and reset is None and not trace
+        needs_no_gradient = (
+            not arguments["training"] and backends.is_never_differentiated()
+        )
+        if fast and (needs_no_gradient or self._can_go_back_by_hand()):
             with backends.without_autocast(sequences):
                 return run_armin(self.cell, sequences, states, **arguments)
         return super()._loop(
             sequences, states, reset=reset, trace=trace, **arguments
         )
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        return cls(**{**MEANT_BY_0_1, **config})
 
     def _can_go_back_by_hand(self):
         # An activation may be a layer with weights of its own.

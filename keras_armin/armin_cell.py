@@ -19,6 +19,12 @@ from keras_armin.noise import StepNoise
 
 ADDRESSING = ("hard", "relaxed", "soft")
 
+# Reads then begin among the oldest slots.
+INITIAL_RECENCY_SCALE = 2.0
+
+# What a config of version 0.1 leaves out, and means.
+MEANT_BY_0_1 = {"noise_scale": 1.0, "recency_addressing": False}
+
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class ARMINCell(ARMINEquations, MemoryCell):
@@ -134,8 +140,6 @@ class ARMINCell(ARMINEquations, MemoryCell):
         - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
     """
 
-    state_names = ARMINState._fields
-
     def __init__(
         self,
         units: int,
@@ -155,6 +159,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
         zoneout: float = 0.0,
         content_addressing: bool = False,
         output_read: bool = True,
+        noise_scale: float = 0.0,
+        recency_addressing: bool = False,
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",
@@ -180,7 +186,14 @@ class ARMINCell(ARMINEquations, MemoryCell):
         self.memory_slots = checks.size("memory_slots", memory_slots)
         self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
-        self.initial_temperature = checks.temperature_of_cell(temperature)
+        self.initial_temperature = checks.number_of_cell(
+            "temperature", temperature, checks.positive
+        )
+        self.initial_noise_scale = checks.number_of_cell(
+            "noise_scale", noise_scale, checks.not_negative
+        )
+        # A layer whose noise follows a schedule sets it.
+        self.has_noise = self.initial_noise_scale > 0
         self.keep_keras_objects(given)
         self.use_bias = checks.flag("use_bias", use_bias)
         self.unit_forget_bias = checks.flag(
@@ -196,6 +209,9 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "content_addressing", content_addressing
         )
         self.output_read = checks.flag("output_read", output_read)
+        self.recency_addressing = checks.flag(
+            "recency_addressing", recency_addressing
+        )
         self.output_size = self.units + self.memory_dim * self.output_read
         self.state_size = [
             self.output_size,
@@ -203,7 +219,16 @@ class ARMINCell(ARMINEquations, MemoryCell):
             self.memory_slots * self.memory_dim,
             memory_ops.POINTER_DIGITS,
         ]
+        if self.recency_addressing:
+            digits = memory_ops.order_digits(self.memory_slots)
+            self.state_size.append(self.memory_slots * digits)
         self.temperature = None
+        self.noise_scale = None
+
+    @property
+    def state_names(self):
+        names = ARMINState._fields
+        return names if self.recency_addressing else names[:-1]
 
     @property
     def has_write_kernel(self) -> bool:
@@ -249,7 +274,17 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 initializer="zeros",
                 name="initial_memory",
             )
-        self.temperature = self.add_temperature(self.initial_temperature)
+        if self.recency_addressing:
+            self.recency_scale = self.add_scalar(
+                "recency_scale", INITIAL_RECENCY_SCALE, trainable=True
+            )
+        self.temperature = self.add_scalar(
+            "temperature", self.initial_temperature
+        )
+        if self.needs_gumbel:
+            self.noise_scale = self.add_scalar(
+                "noise_scale", self.initial_noise_scale
+            )
         self.built = True
 
     def _build_kernels(self):
@@ -337,7 +372,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
     @property
     def needs_gumbel(self):
-        return self.addressing != "soft"
+        return self.addressing != "soft" and self.has_noise
 
     @property
     def step_draws(self):
@@ -359,10 +394,20 @@ class ARMINCell(ARMINEquations, MemoryCell):
         """`recurrent_dropout` acts on h, then r."""
         return self.units + self.memory_dim
 
+    def check_state(self, arrays):
+        super().check_state(arrays)
+        if self.recency_addressing:
+            memory_ops.check_order(arrays["write_order"], self.memory_slots)
+
     def get_config(self):
         config = {**super().get_config(), **self.config_of(cell_arguments())}
         config["temperature"] = self.initial_temperature
+        config["noise_scale"] = self.initial_noise_scale
         return config
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**MEANT_BY_0_1, **config})
 
 
 def cell_arguments():

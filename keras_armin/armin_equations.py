@@ -23,6 +23,8 @@ class ARMINState(NamedTuple):
     h: Any  # (batch, units)
     memory: Any  # (batch, memory_slots * memory_dim)
     pointer: Any  # (batch, 4): the number of writes, see memory.py
+    # (batch, n * digits), with `recency_addressing`: see memory.py
+    write_order: Any = None
 
 
 # What is left of the columns of `kernel`, in their order.
@@ -48,12 +50,14 @@ class Moved(NamedTuple):
 
     h: Any  # (batch, units), as it is carried
     memory: Any  # (batch, n, r)
+    ranks: Any  # (batch, n): the order of writes, with `recency_addressing`
     shown: Any  # what the output shows: the new state before zoneout, and r
     output_gates: Any  # o^h and o^r before normalisation, if they are computed
     written: Any  # the slot, or the weights, written to
     replaced: Any  # (batch, r): the row that was overwritten, if asked for
     address: memory_ops.Address
     scores: Any  # (batch, n): the logits, with noise and temperature
+    recency: Any  # (batch, n): log(1 + rank), with `recency_addressing`
     query: Any  # (batch, r), with `content_addressing`
     both: Any  # (batch, units + r): h before the step, and r
     gated: Any  # (batch, units + r): h^g and r^g
@@ -130,17 +134,17 @@ class ARMINEquations:
             count,
             Noise(step_noise.zoneout, sequence_noise.recurrent),
             training,
+            ranks=self.as_ranks(state.write_order),
         )
         output = self.output(weights, moved.output_gates, moved.shown)
-        pointer = memory_ops.count_to_pointer(
-            memory_ops.advance(count), moved.h.dtype
-        )
-        weights, slot = moved.address
-        return Step(
-            [output, moved.h, self.as_vector(moved.memory), pointer],
-            slot if weights is None else weights,
-            moved.written,
-        )
+        dtype = moved.h.dtype
+        pointer = memory_ops.count_to_pointer(memory_ops.advance(count), dtype)
+        states = [output, moved.h, self.as_vector(moved.memory), pointer]
+        if self.recency_addressing:
+            states.append(memory_ops.ranks_to_order(moved.ranks, dtype))
+        weights, slot, _ = moved.address
+        read = slot if weights is None else weights
+        return Step(states, read, moved.written)
 
     def halve(self, weights):
         """Columns of the recurrence, and columns of the output.
@@ -185,6 +189,13 @@ class ARMINEquations:
     def as_vector(self, memory):
         return ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
 
+    def as_ranks(self, write_order):
+        """Ranks as floats, which hold all of them exactly, or None."""
+        if not self.recency_addressing:
+            return None
+        wide = memory_ops.wide_dtype(self.compute_dtype)
+        return memory_ops.order_to_ranks(write_order, self.memory_slots, wide)
+
     def move(
         self,
         weights,
@@ -194,6 +205,7 @@ class ARMINEquations:
         count,
         noise,
         training,
+        ranks=None,
         live=None,
         record=False,
         in_place=False,
@@ -203,6 +215,8 @@ class ARMINEquations:
         Args:
             weights, projected: As `scale_scores` gives them.
             count: int32 `(batch,)`, the number of writes so far.
+            ranks: `(batch, n)`, the order of writes, with
+                `recency_addressing`.
             live: bool `(batch, 1)`; `False` leaves `h` and `memory` alone.
             record: Whether the gradient is taken by hand: from a record that
                 has the row that was overwritten, and without the detour by
@@ -216,11 +230,12 @@ class ARMINEquations:
         scores = self._scores(
             weights, projected, query, dropped_h, memory, in_place
         )
+        recency = None
+        if ranks is not None:
+            recency = ops.log(ranks + 1)
+            scores = scores + weights["recency_scale"] * recency
         address = memory_ops.address(
-            scores,
-            self.addressing,
-            sampled=training,
-            straight_through=not record,
+            scores, self.addressing, training, straight_through=not record
         )
         r = memory_ops.read(memory, address)
         both = ops.concatenate([h_tm1, r], axis=-1)
@@ -253,15 +268,19 @@ class ARMINEquations:
         new_memory, written, replaced = self._write(
             memory, address, count, value, live, record, in_place
         )
+        if ranks is not None:
+            ranks = self._note_write(ranks, written, live)
         return Moved(
             h,
             new_memory,
+            ranks,
             ops.concatenate([c, r], axis=-1) if self.output_read else c,
             output_gates,
             written,
             replaced,
             address,
             scores,
+            recency,
             query,
             both,
             gated,
@@ -276,38 +295,36 @@ class ARMINEquations:
     def scale_scores(self, weights, projected, gumbel):
         """Bring in noise and temperature, in float32 at least.
 
-        Scores are (z_a + h U_a + content match + noise) / temperature, Eq. 9
-        before its softmax. All that does not depend on h is done here, so
-        that it can be done for all steps at once: `projected["address"]`,
-        `weights["address_recurrent_kernel"]` and `weights["match_scale"]` come
-        back divided by the temperature; in half precision the kernel has
-        `weights["score_scale"]` beside it instead. Without noise the best slot
-        is taken, which is the best at any temperature.
+        Scores are (z_a + h U_a + content match + recency + noise) /
+        temperature, Eq. 9 before its softmax. All that does not depend on h is
+        done here, so that it can be done for all steps at once:
+        `projected["address"]`, `weights["address_recurrent_kernel"]`,
+        `weights["match_scale"]` and `weights["recency_scale"]` come back
+        divided by the temperature; in half precision the kernel has
+        `weights["score_scale"]` beside it instead.
         """
         wide = memory_ops.wide_dtype(self.compute_dtype)
         weights = dict(weights)
         temperature = ops.cast(weights.pop("temperature"), wide)
         kernel = weights["address_recurrent_kernel"]
         address = ops.cast(projected["address"], wide)
-        scale = None
+        noise_scale = weights.pop("noise_scale", None)
+        if gumbel is not None and noise_scale is not None:
+            noise_scale = ops.cast(noise_scale, wide)
+            address = address + noise_scale * ops.cast(gumbel, wide)
+        if wide == self.compute_dtype:
+            weights["address_recurrent_kernel"] = kernel / temperature
+        else:
+            # A half precision kernel might overflow.
+            weights["score_scale"] = 1 / temperature
         if self.content_addressing:
             scale = ops.exp(ops.cast(weights.pop("content_scale"), wide))
             scale = scale / math.sqrt(self.memory_dim)
-        sampled = gumbel is not None and self.needs_gumbel
-        if sampled:
-            address = address + ops.cast(gumbel, wide)
-        if sampled or self.addressing == "soft":
-            address = address / temperature
-            scale = None if scale is None else scale / temperature
-            if wide == self.compute_dtype:
-                kernel = kernel / temperature
-            else:
-                # A half precision kernel might overflow.
-                weights["score_scale"] = 1 / temperature
-        weights["address_recurrent_kernel"] = kernel
-        if scale is not None:
-            weights["match_scale"] = scale
-        return weights, {**projected, "address": address}
+            weights["match_scale"] = scale / temperature
+        if self.recency_addressing:
+            scale = ops.cast(weights["recency_scale"], wide)
+            weights["recency_scale"] = scale / temperature
+        return weights, {**projected, "address": address / temperature}
 
     def _query(self, weights, projected, h):
         if not self.content_addressing:
@@ -323,7 +340,7 @@ class ARMINEquations:
             scores = plus_product(address, h, kernel, in_place)
         else:
             product = ops.cast(ops.matmul(h, kernel), wide)
-            scores = address + times(product, weights.get("score_scale"))
+            scores = address + product * weights["score_scale"]
         if query is None:
             return scores
         match = memory_ops.match(memory, ops.cast(query, wide))
@@ -414,6 +431,14 @@ class ARMINEquations:
             memory, slot, value, in_place, after=replaced
         )
         return memory, slot, replaced
+
+    def _note_write(self, ranks, written, live):
+        slot = written
+        if len(written.shape) == 2:
+            # A write that is spread out counts where most of it goes.
+            slot = backends.best_slot(written)
+        new = memory_ops.note_write(ranks, slot)
+        return new if live is None else ops.where(live, new, ranks)
 
 
 def affine(inputs, kernel, bias):

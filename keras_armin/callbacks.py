@@ -14,33 +14,14 @@ from keras_armin.cell import MemoryCell
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.recurrent import MemoryRNN
-from keras_armin.temperature import LOWEST_TEMPERATURE
+from keras_armin.temperature import LOWEST
 from keras_armin.temperature import TemperedRNN
 
 
-def _has_temperature(layer):
-    return isinstance(layer, MemoryCell) and hasattr(layer, "temperature")
+class _Annealing(keras.callbacks.Callback):
+    """Sets a scalar weight of all cells that have it while a model trains."""
 
-
-class TemperatureAnnealing(keras.callbacks.Callback):
-    """Sets the temperature of every ARMIN in the model while it trains.
-
-    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
-    and so it does `TARDIS` and `AwTA`.
-
-    Args:
-        schedule: A `keras.optimizers.schedules` schedule, or a function from
-            an integer to a float. Where it falls below 0.001, as a cosine
-            decay to 0, the temperature stays there.
-        per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
-            counted over the whole training, epochs as `fit` numbers them, so
-            with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
-            it was. Defaults to `"batch"`. With `steps_per_execution` the
-            batches of one execution share the temperature of the first.
-        initial_step: int. Number of the first batch. Defaults to `0`.
-
-    The current value is added to the logs of an epoch as `temperature`.
-    """
+    weight: str
 
     def __init__(
         self,
@@ -60,19 +41,31 @@ class TemperatureAnnealing(keras.callbacks.Callback):
         self._first_step_of_epoch = self.step
         self._value = None
 
+    def _cells(self):
+        return [
+            layer
+            for layer in keras_private.all_layers(self.model)
+            if isinstance(layer, MemoryCell)
+            and getattr(layer, self.weight, None) is not None
+        ]
+
     def on_train_begin(self, logs=None):
         self._value = None
-        layers = keras_private.all_layers(self.model)
-        if not any(_has_temperature(layer) for layer in layers):
+        kind = type(self).__name__
+        if not self._cells():
             raise ValueError(
-                "`TemperatureAnnealing` found no ARMIN in the model "
-                f"'{self.model.name}', nor another layer with a temperature."
+                f"`{kind}` found no ARMIN with a `{self.weight}` in the model "
+                f"'{self.model.name}', nor another layer with one. "
+                + self._advice
             )
-        for layer in layers:
-            if isinstance(layer, TemperedRNN) and layer.temperature_schedule:
+        for layer in keras_private.all_layers(self.model):
+            if (
+                isinstance(layer, TemperedRNN)
+                and self.weight in layer.schedules
+            ):
                 raise ValueError(
-                    f"Layer '{layer.name}' follows a temperature schedule of "
-                    "its own. Use that or `TemperatureAnnealing`, not both."
+                    f"Layer '{layer.name}' follows a schedule of its own for "
+                    f"`{self.weight}`. Use that or `{kind}`, not both."
                 )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -89,24 +82,65 @@ class TemperatureAnnealing(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if logs is not None and self._value is not None:
-            logs["temperature"] = self._value
+            logs[self.weight] = self._value
 
     def _set(self, step):
         value = float(ops.convert_to_numpy(self.schedule(step)))
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(
-                "The `schedule` of `TemperatureAnnealing` must give a finite "
-                f"number above 0. At step {step} it gave {value}"
+                f"The `schedule` of `{type(self).__name__}` must give finite "
+                f"numbers from 0 on. At step {step} it gave {value}"
             )
-        value = max(value, LOWEST_TEMPERATURE)
+        value = max(value, LOWEST[self.weight])
         if value == self._value:
             return
         self._value = value
         # Through `self.model`, which on JAX fetches the variables from the
         # training loop first.
-        for layer in keras_private.all_layers(self.model):
-            if _has_temperature(layer):
-                layer.temperature.assign(value)
+        for cell in self._cells():
+            getattr(cell, self.weight).assign(value)
+
+
+class TemperatureAnnealing(_Annealing):
+    """Sets the temperature of every ARMIN in the model while it trains.
+
+    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
+    and so it does `TARDIS` and `AwTA`.
+
+    Args:
+        schedule: A `keras.optimizers.schedules` schedule, or a function from
+            an integer to a float. Where it falls below 0.001, as a cosine
+            decay to 0, the temperature stays there.
+        per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
+            counted over the whole training, epochs as `fit` numbers them, so
+            with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
+            it was. Defaults to `"batch"`. With `steps_per_execution` the
+            batches of one execution share the temperature of the first.
+        initial_step: int. Number of the first batch. Defaults to `0`.
+
+    The current value is added to the logs of an epoch as `temperature`.
+    """
+
+    weight = "temperature"
+    _advice = "There is no temperature to set."
+
+
+class NoiseAnnealing(_Annealing):
+    """Sets the `noise_scale` of every ARMIN in the model while it trains.
+
+    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
+    if they were made with a `noise_scale` above 0; those made with 0 never
+    draw noise.
+
+    Args:
+        schedule, per, initial_step: As for `TemperatureAnnealing`; the noise
+            scale may fall to 0.
+
+    The current value is added to the logs of an epoch as `noise_scale`.
+    """
+
+    weight = "noise_scale"
+    _advice = "A layer made with `noise_scale=0` never draws noise."
 
 
 class ValidationState(keras.callbacks.Callback):

@@ -13,6 +13,7 @@ from keras_armin import keras_private
 from keras_armin import noise
 from keras_armin.blocks import BlockInitializer
 from keras_armin.keras_private import in_own_precision
+from keras_armin.memory import check_pointer
 from keras_armin.memory import pointer_to_count
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
@@ -53,7 +54,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
 
     state_names: tuple[str, ...] = ()
     memory_slots: int = 0
-    wide_weights: tuple[str, ...] = ("temperature",)
+    wide_weights: tuple[str, ...] = ("temperature", "noise_scale")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -206,16 +207,16 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             shape=(size,), initializer=initializer, name=name
         )
 
-    def add_temperature(self, value):
+    def add_scalar(self, name, value, trainable=False):
         return self.add_weight(
             shape=(),
             # `keras.initializers.Constant` would round to float32 first.
             initializer=lambda shape, dtype: ops.convert_to_tensor(
                 value, dtype=dtype
             ),
-            trainable=False,
+            trainable=trainable,
             autocast=False,
-            name="temperature",
+            name=name,
         )
 
     def add_kernel(self, name, kind, rows, sizes):
@@ -245,7 +246,8 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             store[variable.name] = variable
 
     def load_own_variables(self, store):
-        load_by_name(self, self.weights, store)
+        # Noise takes part in no result: a file may have it or not.
+        load_by_name(self, self.weights, store, optional=("noise_scale",))
         if self.after_loading is not None:
             self.after_loading()
 
@@ -259,6 +261,10 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         return {name: serialized(name) for name in names}
 
     # --- checks -------------------------------------------------------------
+
+    def check_state(self, arrays):
+        """Refuse a dict of NumPy arrays that no step could have left."""
+        check_pointer(arrays["pointer"])
 
     def _check_step(self, inputs, states):
         checks.shape(
@@ -309,14 +315,18 @@ def _keras_module(argument):
     return _KERAS_MODULES.get(argument.rsplit("_", 1)[-1])
 
 
-def load_by_name(layer, variables, store):
-    """Fill `variables` from a store that holds them under their names."""
+def load_by_name(layer, variables, store, optional=()):
+    """Fill `variables` from a store that holds them under their names.
+
+    Those in `optional` may be missing on either side.
+    """
     expected = {variable.name: variable for variable in variables}
-    if set(store.keys()) != set(expected):
+    if (set(store.keys()) ^ set(expected)) - set(optional):
         raise ValueError(
             f"The weights file does not fit layer '{layer.name}'. The layer "
             f"has the weights {sorted(expected)}; the file holds "
             f"{sorted(store.keys())}. Were both made with the same arguments?"
         )
     for name, variable in expected.items():
-        variable.assign(store[name])
+        if name in store.keys():
+            variable.assign(store[name])

@@ -7,7 +7,7 @@ from typing import Any
 from keras_armin.cell import MemoryCell
 from keras_armin.cell import parameters_of
 from keras_armin.temperature import TemperedRNN
-from keras_armin.temperature import split_schedule
+from keras_armin.temperature import split_schedules
 
 FLAGS = (
     "return_sequences",
@@ -52,11 +52,7 @@ class CellLayer(TemperedRNN):
         given = dict(bound.arguments)
         rest = given.pop("kwargs")
         flags = {name: given.pop(name) for name in FLAGS}
-        schedule = None
-        if "temperature" in given:
-            given["temperature"], schedule = split_schedule(
-                given["temperature"]
-            )
+        given, schedules = split_schedules(given)
         cell = self.cell_class(
             **given,
             dtype=rest.get("dtype"),
@@ -64,4 +60,4 @@ class CellLayer(TemperedRNN):
             name=self.cell_name,
         )
         super().__init__(cell, **flags, **rest)
-        self.temperature_schedule = schedule
+        self.keep_schedules(schedules)

@@ -54,16 +54,30 @@ def positive(name, value, takes="a finite number above 0"):
     return number
 
 
-def temperature_of_cell(value):
+def not_negative(name, value, takes="a finite number, 0 or above"):
+    number = _real(name, value, takes)
+    if not (number >= 0.0 and math.isfinite(number)):
+        raise ValueError(_say(name, value, takes))
+    return number
+
+
+_ANNEALING = {
+    "temperature": "TemperatureAnnealing",
+    "noise_scale": "NoiseAnnealing",
+}
+
+
+def number_of_cell(name, value, check):
+    """What a layer may give a schedule, and a cell may not."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
     if isinstance(value, (schedule, dict)):
         raise TypeError(
-            "Argument `temperature` of a cell must be a number: a cell "
-            "cannot count training steps. Received: temperature="
-            f"{value!r}. Give a schedule to the layer, or "
-            "use the callback `keras_armin.callbacks.TemperatureAnnealing`."
+            f"Argument `{name}` of a cell must be a number: a cell cannot "
+            f"count training steps. Received: {name}={value!r}. Give a "
+            "schedule to the layer, or use the callback "
+            f"`keras_armin.callbacks.{_ANNEALING[name]}`."
         )
-    return positive("temperature", value)
+    return check(name, value)
 
 
 def count(name, value):

@@ -27,7 +27,7 @@ from keras_armin.way_back import WayBack
 # Of what `ARMINCell.move` returns: what the output is computed from, and what
 # is kept beside it for the way back.
 SEEN = ("shown", "gated")
-TAPE = ("both", "query", "scores", "written", "replaced")
+TAPE = ("both", "query", "scores", "recency", "written", "replaced")
 # The gates: where their activation has a gradient that their value tells.
 VALUES = ("g_both", "i", "f", "g")
 # In all other cases.
@@ -36,7 +36,16 @@ BEFORE = ("input_gates", "state_gates")
 # Of what is kept, what nothing but the steps back looks at.
 LOOSE = ("query", "slot", "written", "replaced", *VALUES, *BEFORE)
 # And what the steps back do not look at.
-_NOT_BACK = ("shown", "gated", "scores", "h", "memory", "recurrent_dropout")
+_NOT_BACK = (
+    "shown",
+    "gated",
+    "scores",
+    "recency",
+    "h",
+    "memory",
+    "ranks",
+    "recurrent_dropout",
+)
 
 # What a projected input is added to.
 PROJECTED_TO = {
@@ -60,20 +69,22 @@ def recur(
         start: `h` `(batch, units)` and `memory` `(batch, n, r)`.
         constants: What has no gradient. `count` `(time, batch)`, the number
             of writes before each step; where there are any, `zoneout` and
-            `live` per step, and `recurrent_dropout`.
-        training: If true, the gradient is the hand-written one below, else it
-            is left to the backend.
+            `live` per step, `recurrent_dropout`, and `ranks` `(batch, n)`, the
+            order of writes to start with.
+        training: If false, nothing is kept for the gradient: who asks for one
+            pays for a second pass.
         last_only: At inference: keep what the last live step has seen only.
 
     Returns:
-        `shown` and `gated` of all steps; the last `h` and `memory`.
+        `shown` and `gated` of all steps; the last `h`, `memory` and `ranks`.
     """
     groups = {"projected": projected, "weights": weights, "start": start}
-    if not training:
+    if not training and backends.is_never_differentiated():
         return _infer(cell, **groups, constants=constants, last_only=last_only)
     names = [(group, name) for group in groups for name in groups[group]]
-    group_names = tuple(groups)
-    outputs = (*SEEN, "h", "memory")
+    group_names, constant_names = tuple(groups), tuple(constants)
+    carried = ("h", "memory", *(["ranks"] if "ranks" in constants else []))
+    outputs = (*SEEN, *carried)
     kept = ()
 
     def grouped(tensors):
@@ -85,7 +96,9 @@ def recur(
 
     def forward(inputs, constants):
         nonlocal kept
-        last, seen = _forward(cell, **grouped(inputs), constants=constants)
+        last, seen = _forward(
+            cell, **grouped(inputs), constants=constants, training=training
+        )
         unchanged = ("live", "zoneout", "recurrent_dropout")
         unchanged = {k: constants[k] for k in unchanged if k in constants}
         everything = {**seen, **last, **unchanged}
@@ -98,21 +111,69 @@ def recur(
             **grouped(inputs),
             tape=dict(zip(kept, residuals)),
             d=dict(zip(outputs, gradients)),
+            training=training,
         )
         return [found[group][name] for group, name in names]
 
+    def infer(inputs, constants):
+        seen, last = _infer(
+            cell,
+            **grouped(_copies(inputs)),
+            constants=constants,
+            last_only=last_only,
+        )
+        found = {**seen, **last}
+        return [found[k] for k in outputs], list(constants.values())
+
+    def forward_and_backward(inputs, residuals, gradients):
+        constants = dict(zip(constant_names, residuals))
+        _, tape = forward(_copies(inputs), constants)
+        if last_only:
+            gradients = _at_last_step(gradients, constants)
+        return backward(inputs, tape, gradients)
+
     flat = [groups[group][name] for group, name in names]
-    found = backends.with_gradient(forward, backward, flat, constants)
+    if training:
+        found = backends.with_gradient(forward, backward, flat, constants)
+    else:
+        found = backends.with_gradient(
+            infer, forward_and_backward, flat, constants
+        )
     found = dict(zip(outputs, found))
-    last = {name: found.pop(name) for name in ("h", "memory")}
+    last = {name: found.pop(name) for name in carried}
     return found, last
 
 
-def _mover(cell, projected, weights, start, constants, training):
+def _copies(inputs):
+    """A pass may destroy its inputs, which another one still needs."""
+    return [backends.own(x) for x in inputs]
+
+
+def _at_last_step(gradients, constants):
+    """Gradients of `SEEN` at all steps, if they were seen at the last only."""
+    steps = backends.count_up(ops.shape(constants["count"])[0])
+    if "live" in constants:
+        steps = ops.expand_dims(steps, -1)
+        latest = ops.where(constants["live"][..., 0], steps, -1)
+        is_last = steps == ops.max(latest, axis=0)
+    else:
+        is_last = ops.expand_dims(steps == ops.shape(steps)[0] - 1, -1)
+    is_last = ops.expand_dims(is_last, -1)
+
+    def at_last_step(d):
+        return None if d is None else ops.where(is_last, d, ops.zeros_like(d))
+
+    of_seen, rest = gradients[: len(SEEN)], gradients[len(SEEN) :]
+    return [*(at_last_step(d) for d in of_seen), *rest]
+
+
+def _mover(cell, projected, weights, start, constants, training, record):
     """What is there per step, and the step that uses it."""
     start = {**start, "memory": backends.own(start["memory"])}
     per_step = {**constants, **projected}
     recurrent = per_step.pop("recurrent_dropout", None)
+    if "ranks" in per_step:
+        start["ranks"] = per_step.pop("ranks")
 
     def move(state, now):
         return cell.move(
@@ -123,22 +184,31 @@ def _mover(cell, projected, weights, start, constants, training):
             now["count"],
             Noise(now.get("zoneout"), recurrent),
             training,
+            ranks=state.get("ranks"),
             live=now.get("live"),
-            record=training,
+            record=record,
             in_place=True,
         )
 
     return start, per_step, move
 
 
+def _carried(moved):
+    """What one step hands on to the next."""
+    carried = {"h": moved.h, "memory": moved.memory}
+    if moved.ranks is not None:
+        carried["ranks"] = moved.ranks
+    return carried
+
+
 def _infer(cell, projected, weights, start, constants, last_only):
     start, per_step, move = _mover(
-        cell, projected, weights, start, constants, False
+        cell, projected, weights, start, constants, False, record=False
     )
 
     def step(state, now):
         moved = move(state, now)
-        new = {"h": moved.h, "memory": moved.memory}
+        new = _carried(moved)
         seen = {name: getattr(moved, name) for name in SEEN}
         if not last_only:
             return new, seen
@@ -161,9 +231,9 @@ def _infer(cell, projected, weights, start, constants, last_only):
     return seen, last
 
 
-def _forward(cell, projected, weights, start, constants):
+def _forward(cell, projected, weights, start, constants, training):
     start, per_step, move = _mover(
-        cell, projected, weights, start, constants, True
+        cell, projected, weights, start, constants, training, record=True
     )
     names = (*SEEN, *TAPE, *(VALUES if cell.gates_tell_gradient else BEFORE))
 
@@ -171,19 +241,19 @@ def _forward(cell, projected, weights, start, constants):
         moved = move(state, now)
         tape = {name: getattr(moved, name) for name in names}
         tape["slot"] = moved.address.slot
-        return {"h": moved.h, "memory": moved.memory}, tape
+        return _carried(moved), tape
 
     return _scan(step, start, per_step, by_hand=True)
 
 
 @in_own_precision
-def _backward(cell, projected, weights, start, tape, d):
+def _backward(cell, projected, weights, start, tape, d, training):
     """Gradients of `projected`, `weights` and `start`.
 
     `d` holds the gradients of what `recur` returns. Inside, a name that
     starts with `d_` is the gradient of the quantity after it.
     """
-    way_back = WayBack(cell, weights, tape.get("recurrent_dropout"))
+    way_back = WayBack(cell, weights, tape.get("recurrent_dropout"), training)
     per_step = {
         **{k: v for k, v in tape.items() if k not in _NOT_BACK},
         **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in SEEN},

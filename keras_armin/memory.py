@@ -32,29 +32,91 @@ def wide_dtype(dtype: str) -> str:
 def pointer_to_count(pointer):
     """Number of writes so far, int32 of shape `(batch,)`."""
     digits = ops.cast(pointer, "int32")
-    return ops.cast(ops.sum(digits * _place_values(digits), axis=-1), "int32")
+    places = _place_values(digits, digits.shape[-1])
+    return ops.cast(ops.sum(digits * places, axis=-1), "int32")
 
 
-def count_to_pointer(count, dtype):
-    """Digits of `count`, lowest first, shape `(batch, POINTER_DIGITS)`."""
-    above = backends.quotient(ops.expand_dims(count, -1), _place_values(count))
-    digits = above - POINTER_BASE * backends.quotient(above, POINTER_BASE)
-    return ops.cast(digits, dtype)
+def count_to_pointer(count, dtype, digits: int = POINTER_DIGITS):
+    """Digits of `count` `(...)`, lowest first, shape `(..., digits)`."""
+    places = _place_values(count, digits)
+    above = backends.quotient(ops.expand_dims(count, -1), places)
+    found = above - POINTER_BASE * backends.quotient(above, POINTER_BASE)
+    return ops.cast(found, dtype)
 
 
-def _place_values(like):
-    values = [POINTER_BASE**i for i in range(POINTER_DIGITS)]
+def _place_values(like, digits):
+    values = [POINTER_BASE**i for i in range(digits)]
     return backends.integers(values, like)
 
 
-def check_pointer(pointer):
+def check_pointer(pointer, name="pointer", meaning="the number of writes"):
     """Refuse a NumPy array that no count could have given."""
     if not np.isin(pointer, np.arange(POINTER_BASE)).all():
         raise ValueError(
-            "State `pointer` must hold whole numbers from 0 to "
-            f"{POINTER_BASE - 1}, the digits of the number of writes, lowest "
-            f"first. Received: {np.unique(pointer)}"
+            f"State `{name}` must hold whole numbers from 0 to "
+            f"{POINTER_BASE - 1}, the base-{POINTER_BASE} digits of {meaning}, "
+            f"least significant first. Received: {np.unique(pointer)}"
         )
+
+
+# The order of writes: each slot has a rank, the number of other slots that
+# were written since it was. Empty slots are older than all others, and the
+# next one to be filled is the oldest: a sequence starts with the ranks
+# n - 1, ..., 1, 0. As a state they are digits too, of the distance from these
+# first ranks (modulo n), so that again all zeros is the start.
+
+
+def order_digits(memory_slots: int) -> int:
+    """How many digits the rank of a slot needs."""
+    digits = 1
+    while POINTER_BASE**digits < memory_slots:
+        digits += 1
+    return digits
+
+
+def order_to_ranks(order, memory_slots: int, dtype):
+    """Ranks `(batch, n)` from the state `(batch, n * digits)`."""
+    digits = (-1, memory_slots, order_digits(memory_slots))
+    distance = pointer_to_count(ops.reshape(order, digits))
+    first = memory_slots - 1 - backends.count_up(memory_slots)
+    return ops.cast(_wrap_around(distance + first, memory_slots), dtype)
+
+
+def ranks_to_order(ranks, dtype):
+    """The state `(batch, n * digits)` from ranks `(batch, n)`."""
+    slots = ranks.shape[-1]
+    distance = ops.cast(ranks, "int32") + 1 + backends.count_up(slots)
+    digits = order_digits(slots)
+    order = count_to_pointer(_wrap_around(distance, slots), dtype, digits)
+    return ops.reshape(order, (-1, slots * digits))
+
+
+def _wrap_around(x, n):
+    """`x` modulo `n`, for `x` from 0 to 2 n - 1."""
+    return ops.where(x >= n, x - n, x)
+
+
+def check_order(order, memory_slots: int):
+    """Refuse a NumPy array that no sequence of writes could have given."""
+    check_pointer(order, "write_order", "where each slot stands in the order")
+    digits = order_digits(memory_slots)
+    places = POINTER_BASE ** np.arange(digits)
+    distance = order.reshape(-1, memory_slots, digits).astype(int) @ places
+    ranks = (distance + np.arange(memory_slots)[::-1]) % memory_slots
+    if not (np.sort(ranks, axis=-1) == np.arange(memory_slots)).all():
+        raise ValueError(
+            "State `write_order` must put the slots in an order: each rank "
+            f"once. Received the ranks: {ranks.tolist()}"
+        )
+
+
+def note_write(ranks, slot):
+    """The ranks after a write to `slot` `(batch,)`."""
+    written = _is_slot(slot, ranks.shape[-1])
+    zero = ops.zeros_like(ranks)
+    own = ops.expand_dims(ops.sum(ops.where(written, ranks, zero), axis=-1), -1)
+    risen = ranks + ops.cast(ranks < own, ranks.dtype)
+    return ops.where(written, zero, risen)
 
 
 def advance(count):
@@ -68,25 +130,24 @@ class Address(NamedTuple):
 
     weights: Any  # (batch, n), or None where a single row is read
     slot: Any  # int32 (batch,), or None where the write is spread out
+    scores: Any = None  # (batch, n): where the gradient of a single row goes
 
 
 def address(
-    scores, addressing: str, sampled: bool, straight_through: bool = True
+    scores, addressing: str, training: bool, straight_through: bool = True
 ) -> Address:
     """Turn scores `(batch, n)` into an address.
 
-    `scores` are logits, with Gumbel noise if `sampled`, divided by the
-    temperature. Without noise `"hard"` and `"relaxed"` take the best slot.
+    `scores` are logits, with noise while training, divided by the temperature.
+    `"hard"` reads the best slot and, outside of training, `"relaxed"` does
+    too; with `straight_through` such a read has the gradient of a relaxed one.
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
     slot = backends.best_slot(scores)
-    if not sampled:
-        return Address(None, slot)
-    if addressing == "relaxed":
+    if addressing == "relaxed" and training:
         return Address(softmax(scores), slot)
-    weights = with_relaxed_gradient(scores, slot) if straight_through else None
-    return Address(weights, slot)
+    return Address(None, slot, scores if straight_through else None)
 
 
 def with_relaxed_gradient(scores, slot):
@@ -114,10 +175,34 @@ def row(memory, slot):
     return backends.take_rows(memory, slot)
 
 
+def read_gradient(memory, relaxed, d_r):
+    """The gradient of the scores, if `d_r` is that of what was read.
+
+    `relaxed` is the softmax of the scores, in whose stead one row was read.
+    """
+    d_weights = match(memory, ops.cast(d_r, relaxed.dtype))
+    mean = ops.expand_dims(ops.sum(relaxed * d_weights, axis=-1), -1)
+    return relaxed * (d_weights - mean)
+
+
+def _row_gradient(memory, slot, scores, d_r):
+    d_memory = backends.put_rows(ops.zeros_like(memory), slot, d_r)
+    return d_memory, None, read_gradient(memory, softmax(scores), d_r)
+
+
+# A row with the straight-through gradient: no operation spans the slots before
+# somebody asks for it.
+_straight_through_row = backends.custom_gradient(
+    lambda memory, slot, scores: row(memory, slot), _row_gradient
+)
+
+
 def read(memory, where: Address):
     """Read from memory `(batch, n, r)`: one row, or a weighted sum of rows."""
     if where.weights is None:
-        return row(memory, where.slot)
+        if where.scores is None:
+            return row(memory, where.slot)
+        return _straight_through_row(memory, where.slot, where.scores)
     # A sum over thousands of slots does not survive in float16.
     wide = _wide(memory)
     weights = ops.expand_dims(ops.cast(where.weights, wide), -1)

@@ -270,15 +270,15 @@ class MemoryRNN(keras.layers.RNN):
                 f"Argument `state` of layer '{self.name}' must be a dict with "
                 f"the keys {list(names)}. Received: {got}"
             )
-        arrays = [ops.convert_to_numpy(state[name]) for name in names]
-        for name, array, variable in zip(names, arrays, self.states):
+        arrays = {name: ops.convert_to_numpy(state[name]) for name in names}
+        for (name, array), variable in zip(arrays.items(), self.states):
             batch, size = variable.shape
             expected = batch * backends.copies(variable), size
             self._check_shape(
                 f"state[{name!r}]", array, expected, "(batch, size)"
             )
-        memory_ops.check_pointer(arrays[names.index("pointer")])
-        for array, variable in zip(arrays, self.states):
+        self.cell.check_state(arrays)
+        for array, variable in zip(arrays.values(), self.states):
             backends.scatter(variable, array)
 
     @property

@@ -34,6 +34,7 @@ def run_armin(
     state = ARMINState(*states)
     before, after = _counts(state.pointer, mask, time)
     constants = {
+        "ranks": cell.as_ranks(state.write_order),
         "count": before,
         "live": mask,
         "zoneout": step_noise.zoneout if cell.zoneout else None,
@@ -78,8 +79,11 @@ def run_armin(
         final = output(_at(sequences, latest), seen)
         if mask is not None:
             final = ops.where(latest[:, None] < 0, state.output, final)
-    pointer = memory_ops.count_to_pointer(after, state.h.dtype)
+    dtype = state.h.dtype
+    pointer = memory_ops.count_to_pointer(after, dtype)
     states = [final, last["h"], cell.as_vector(last["memory"]), pointer]
+    if cell.recency_addressing:
+        states.append(memory_ops.ranks_to_order(last["ranks"], dtype))
     return Run(states, outputs)
 
 

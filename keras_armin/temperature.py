@@ -1,4 +1,4 @@
-"""Temperatures that follow a schedule while a layer trains."""
+"""Temperature and noise that follow a schedule while a layer trains."""
 
 from typing import Any
 
@@ -9,30 +9,45 @@ from keras.optimizers.schedules import LearningRateSchedule
 from keras_armin import checks
 from keras_armin.recurrent import MemoryRNN
 
-# What a schedule may fall to: dividing by 0 would give NaN.
-LOWEST_TEMPERATURE = 1e-3
-_TAKES = (
-    "a finite number above 0, or an instance of a schedule of "
-    "`keras.optimizers.schedules`"
-)
+# What a layer may give a schedule, and what that may fall to: dividing by a
+# temperature of 0 would give NaN.
+LOWEST = {"temperature": 1e-3, "noise_scale": 0.0}
+_CHECKS = {"temperature": checks.positive, "noise_scale": checks.not_negative}
+_TAKES = {"temperature": "above 0", "noise_scale": "from 0 on"}
 
 
 class TemperedRNN(MemoryRNN):
-    """A layer whose cell may have a temperature, which may have a schedule."""
+    """A layer whose cell may have a temperature and noise, with schedules."""
 
     temperature_schedule: LearningRateSchedule | None = None
+    noise_scale_schedule: LearningRateSchedule | None = None
     temperature_step: keras.Variable | None = None
+    noise_scale_step: keras.Variable | None = None
+
+    def keep_schedules(self, schedules):
+        """Follow `schedules`, as `split_schedules` gives them."""
+        for name, schedule in schedules.items():
+            setattr(self, f"{name}_schedule", schedule)
+        if "noise_scale" in schedules:
+            self.cell.has_noise = True
+
+    @property
+    def schedules(self) -> dict[str, LearningRateSchedule]:
+        """The schedules that the layer follows, by what they set."""
+        found = {name: getattr(self, f"{name}_schedule") for name in LOWEST}
+        return {name: x for name, x in found.items() if x is not None}
 
     def build(self, sequences_shape, initial_state_shape=None):
         super().build(sequences_shape, initial_state_shape)
-        if self.temperature_schedule is not None:
-            self.temperature_step = self.add_weight(
+        for name in self.schedules:
+            step = self.add_weight(
                 shape=(),
                 initializer="zeros",
                 dtype="int",
                 trainable=False,
-                name="temperature_step",
+                name=f"{name}_step",
             )
+            setattr(self, f"{name}_step", step)
 
     def call(
         self,
@@ -42,44 +57,58 @@ class TemperedRNN(MemoryRNN):
         training: bool = False,
         reset: Any = None,
     ) -> Any:
-        if training and self.temperature_schedule is not None:
-            self._follow_schedule()
+        if training:
+            self._follow_schedules()
         return super().call(sequences, initial_state, mask, training, reset)
 
-    def _follow_schedule(self):
-        temperature = self.cell.temperature
-        value = self.temperature_schedule(self.temperature_step.value)
-        value = ops.cast(value, temperature.dtype)
-        temperature.assign(ops.maximum(value, LOWEST_TEMPERATURE))
-        self.temperature_step.assign_add(1)
+    def _follow_schedules(self):
+        for name, schedule in self.schedules.items():
+            variable = getattr(self.cell, name)
+            step = getattr(self, f"{name}_step")
+            value = ops.cast(schedule(step.value), variable.dtype)
+            variable.assign(ops.maximum(value, LOWEST[name]))
+            step.assign_add(1)
 
     def load_own_variables(self, store):
-        # Whether the temperature follows a schedule is no part of the
-        # contract: either kind of layer loads what the other saved.
-        has_step = self.temperature_step is not None
-        if has_step == ("temperature_step" in store.keys()):
-            super().load_own_variables(store)
+        # Whether something follows a schedule is no part of the contract:
+        # either kind of layer loads what the other saved.
+        for variable in self._own_weights():
+            if variable.name in store.keys():
+                variable.assign(store[variable.name])
 
     def get_config(self):
         config = super().get_config()
-        if self.temperature_schedule is not None:
-            config["temperature"] = keras.optimizers.schedules.serialize(
-                self.temperature_schedule
-            )
+        for name, schedule in self.schedules.items():
+            config[name] = keras.optimizers.schedules.serialize(schedule)
         return config
 
 
-def split_schedule(temperature):
-    """The temperature to start with, and its schedule, if it has one."""
-    schedule = _as_schedule(temperature)
-    if schedule is None:
-        return checks.positive("temperature", temperature, _TAKES), None
-    return float(ops.convert_to_numpy(schedule(0))), schedule
+def split_schedules(arguments):
+    """The arguments with numbers to start with, and the schedules among them.
+
+    A schedule may also be given as its config.
+    """
+    numbers, schedules = dict(arguments), {}
+    for name in LOWEST:
+        if name not in arguments:
+            continue
+        schedule = _as_schedule(arguments[name])
+        if schedule is None:
+            takes = (
+                f"a finite number {_TAKES[name]}, or an instance of a "
+                "schedule of `keras.optimizers.schedules`"
+            )
+            numbers[name] = _CHECKS[name](name, arguments[name], takes)
+        else:
+            first = float(ops.convert_to_numpy(schedule(0)))
+            numbers[name] = max(first, LOWEST[name])
+            schedules[name] = schedule
+    return numbers, schedules
 
 
-def _as_schedule(temperature):
-    if isinstance(temperature, dict):
-        return keras.optimizers.schedules.deserialize(temperature)
-    if isinstance(temperature, LearningRateSchedule):
-        return temperature
+def _as_schedule(value):
+    if isinstance(value, dict):
+        return keras.optimizers.schedules.deserialize(value)
+    if isinstance(value, LearningRateSchedule):
+        return value
     return None

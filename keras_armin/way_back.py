@@ -34,12 +34,16 @@ class WayBack:
         cell: `ARMINCell`.
         weights: Those that `move` had.
         recurrent_dropout: Its mask, or None.
+        training: What `move` had.
     """
 
-    def __init__(self, cell, weights, recurrent_dropout):
+    def __init__(self, cell, weights, recurrent_dropout, training):
         self.cell = cell
         self.weights = weights
         self.drop = recurrent_dropout
+        self.reads_one_row = cell.addressing == "hard" or not training
+        # While training, a mask says which units are kept.
+        self.kept_share = 0.0 if training else cell.zoneout
         self.wide = memory_ops.wide_dtype(cell.compute_dtype)
         # Turned once, not at each step.
         self.turned = {
@@ -74,6 +78,9 @@ class WayBack:
         if "zoneout" in now:
             d_kept, d_h = _part(now["zoneout"], d_h)
             d_h_tm1.append(d_kept)
+        elif self.kept_share:
+            d_h_tm1.append(self.kept_share * d_h)
+            d_h = (1 - self.kept_share) * d_h
         d_c, d_r = d_h + now["d_shown"][:, :units], None
         if self.cell.output_read:
             d_r = now["d_shown"][:, units:]
@@ -90,7 +97,7 @@ class WayBack:
         d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
 
         d_memory = self._memory_gradient(carry["d_memory"], now, d_left, d_r)
-        d_scores = self._undo_read(memory, now["relaxed"], d_r)
+        d_scores = memory_ops.read_gradient(memory, now["relaxed"], d_r)
         found["d_scores"] = d_scores
         d_dropped_h = ops.matmul(
             self._of_product(d_scores),
@@ -121,7 +128,7 @@ class WayBack:
 
     def _memory_gradient(self, d_memory, now, d_left, d_r):
         """Take out what was written, bring in what was read."""
-        if self.cell.addressing == "hard":
+        if self.reads_one_row:
             return backends.put_then_add(
                 d_memory, now["written"], d_left, now["slot"], d_r
             )
@@ -202,12 +209,6 @@ class WayBack:
         )
         return d_x
 
-    def _undo_read(self, memory, relaxed, d_r):
-        """Through r = s M and the softmax to the scores."""
-        d_s = memory_ops.match(memory, ops.cast(d_r, self.wide))
-        d_s = d_s - ops.sum(relaxed * d_s, axis=-1, keepdims=True)
-        return relaxed * d_s
-
     def _of_product(self, d_scores):
         """From the scores to the product of h with its kernel."""
         scale = self.weights.get("score_scale")
@@ -248,6 +249,10 @@ class WayBack:
             gradients["write_bias"] = ops.sum(found["d_value"], axis=(0, 1))
         if "d_query" in found:
             gradients["query_kernel"] = _product(dropped_h, found["d_query"])
+        if "recency_scale" in self.weights:
+            gradients["recency_scale"] = ops.sum(
+                found["d_scores"] * tape["recency"]
+            )
         gradients.update({name: sums[name] for name in self.empty_sums()})
         return {
             name: ops.cast(gradients[name], weight.dtype)

@@ -45,6 +45,8 @@ FULL = {
     "zoneout": 0.1,
     "content_addressing": True,
     "output_read": False,
+    "noise_scale": 0.6,
+    "recency_addressing": True,
     **KERAS_OBJECTS,
     "dropout": 0.2,
     "recurrent_dropout": 0.3,
@@ -125,7 +127,8 @@ def fix_noise(monkeypatch, noise):
     def noise_of_step(cell, states, training):
         if not training:
             return StepNoise(), SequenceNoise()
-        step = memory_ops.pointer_to_count(states[-1])[0]
+        pointer = states[cell.state_names.index("pointer")]
+        step = memory_ops.pointer_to_count(pointer)[0]
         now = {k: ops.take(v, step, axis=0) for k, v in per_step.items()}
         return StepNoise(**now), sequence_noise(cell)
 

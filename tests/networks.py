@@ -105,8 +105,12 @@ NETWORKS = {
     ),
 }
 # What cannot be had at another value than the default.
-FIXED = {"SAM": {"variant"}, "AwTA": {"content_addressing"}}
-NETWORKS["AwTA"].full["content_addressing"] = False
+FIXED = {
+    "SAM": {"variant"},
+    "AwTA": {"content_addressing", "recency_addressing"},
+}
+for _name in FIXED["AwTA"]:
+    NETWORKS["AwTA"].full[_name] = False
 
 each_network = pytest.mark.parametrize(
     "network", NETWORKS.values(), ids=NETWORKS

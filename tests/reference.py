@@ -31,6 +31,8 @@ DEFAULTS = {
     "zoneout": 0.0,
     "content_addressing": False,
     "output_read": True,
+    "noise_scale": 0.0,
+    "recency_addressing": False,
 }
 
 
@@ -74,6 +76,8 @@ class State:
         self.h = np.zeros(units)
         self.memory = np.zeros((slots, width))
         self.writes = 0
+        # Oldest first: empty slots in the order in which they are filled.
+        self.order = list(range(slots))
         self.output = np.zeros(output_size)
 
 
@@ -117,6 +121,9 @@ def step(units, options, weights, x, state, training=False, noise=None):
         query = query @ weights["query_kernel"]
         scale = np.exp(weights["content_scale"]) / np.sqrt(width)
         logits = logits + scale * (memory @ query)
+    if o["recency_addressing"]:
+        for age, slot in enumerate(reversed(state.order)):
+            logits[slot] += weights["recency_scale"] * np.log(1 + age)
     read, write_if_full = address(o, logits, training, noise.get("gumbel"))
     r = np.zeros(width)
     for slot in range(n):
@@ -172,6 +179,8 @@ def step(units, options, weights, x, state, training=False, noise=None):
     state.memory = np.stack(
         [w * value + (1 - w) * row for w, row in zip(write, memory)]
     )
+    state.order.remove(np.argmax(write))
+    state.order.append(np.argmax(write))
     state.h, state.output, state.writes = c, output, state.writes + 1
     return read, write
 
@@ -185,7 +194,10 @@ def address(o, logits, training, gumbel):
     if not training:
         best = np.eye(n)[np.argmax(logits)]
         return best, best
-    noisy = (logits + gumbel) / o["temperature"]
+    noise = 0.0
+    if o["noise_scale"]:
+        noise = o["noise_scale"] * np.asarray(gumbel, "float64")
+    noisy = (logits + noise) / o["temperature"]
     best = np.eye(n)[np.argmax(noisy)]
     return (best if o["addressing"] == "hard" else softmax(noisy)), best
 
@@ -262,6 +274,8 @@ def weight_shapes(features, units, options):
     if o["content_addressing"]:
         shapes["query_kernel"] = (features + h, r)
         shapes["content_scale"] = ()
+    if o["recency_addressing"]:
+        shapes["recency_scale"] = ()
     if o["learn_initial_state"]:
         shapes["initial_state"] = (h,)
         shapes["initial_memory"] = (n, r)

@@ -34,6 +34,7 @@ SCHEDULE = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.9)
         {"layer_norm": True, "memory_dim": DIM},
         {"learn_initial_state": True, "memory_dim": DIM},
         {"content_addressing": True, "memory_dim": DIM},
+        {"recency_addressing": True},
         {"output_read": False, "layer_norm": True},
     ],
     ids=str,

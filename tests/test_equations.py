@@ -35,6 +35,8 @@ AXES = {
     "output_activation": [None, "tanh"],
     "learn_initial_state": [False, True],
     "content_addressing": [False, True],
+    "recency_addressing": [False, True],
+    "noise_scale": [0.0, 0.7],
 }
 
 
@@ -104,7 +106,7 @@ def compare(options, dtype, training, rng, tolerance, time=TIME, slots=SLOTS):
             )
             layer.build(x.shape)
             set_cell_weights(layer.cell, weights)
-            outputs, last, h, final_memory, _ = layer(
+            outputs, last, h, final_memory, *_ = layer(
                 tensor(x), training=training
             )
             assert keras.backend.standardize_dtype(outputs.dtype) == dtype
@@ -200,6 +202,7 @@ def test_dropout_masks_enter_products_only(rng, float64, monkeypatch):
     layer_norm=st.booleans(),
     write_inputs=st.booleans(),
     content_addressing=st.booleans(),
+    recency_addressing=st.booleans(),
     output_read=st.booleans(),
     dtype=st.sampled_from(["float32", "float64"]),
     seed=st.integers(0, 1000),

@@ -16,6 +16,7 @@ from keras_armin import ARMIN
 from keras_armin import fused
 from keras_armin import trace_memory
 from keras_armin.memory import count_to_pointer
+from keras_armin.memory import ranks_to_order
 from keras_armin.normalization import layer_norm_gradient
 from keras_armin.recurrent import MemoryRNN
 from keras_armin.way_back import WayBack
@@ -41,6 +42,8 @@ EVERYTHING = {
     "layer_norm": True,
     "learn_initial_state": True,
     "state_activation": "tanh",
+    "noise_scale": 0.6,
+    "recency_addressing": True,
     "zoneout": 0.3,
     "dropout": 0.4,
     "recurrent_dropout": 0.4,
@@ -75,10 +78,14 @@ def random_state(rng, layer, batch):
     states = [rng.normal(size=(batch, size)) for size in sizes[:3]]
     counts = rng.integers(0, layer.memory_slots + 2, batch).astype("int32")
     pointer = count_to_pointer(ops.convert_to_tensor(counts), "float64")
-    return [tensor(state) for state in states] + [pointer]
+    states = [*map(tensor, states), pointer]
+    if layer.recency_addressing:
+        ranks = [rng.permutation(layer.memory_slots) for _ in range(batch)]
+        states.append(ranks_to_order(tensor(np.array(ranks)), "float64"))
+    return states
 
 
-def results(layer, x, states, mask, compiled=None):
+def results(layer, x, states, mask, compiled=None, training=True):
     """Outputs, and the gradients of weights, inputs and initial states."""
     weights = layer.trainable_variables
 
@@ -91,11 +98,11 @@ def results(layer, x, states, mask, compiled=None):
         )
 
     def run(x, states):
-        start = None if states is None else [*states, pointer]
-        found = layer(x, initial_state=start, mask=mask, training=True)
+        start = None if states is None else [*states, *integers]
+        found = layer(x, initial_state=start, mask=mask, training=training)
         return [ops.cast(y, "float64") for y in found]
 
-    pointer = None if states is None else states[3]
+    integers = None if states is None else states[3:]
     states = None if states is None else states[:3]
     gradient = {
         "tensorflow": _gradient_tensorflow,
@@ -168,6 +175,7 @@ def compare(
     masked=False,
     given_state=False,
     compiled=None,
+    training=True,
 ):
     layer = ARMIN(
         dtype="float64", temperature=0.7, return_state=True, **options
@@ -184,7 +192,9 @@ def compare(
     states = random_state(rng, layer, batch) if given_state else None
     with pytest.MonkeyPatch.context() as patch:
         fix_noise(patch, random_noise(rng, options, batch, time, features))
-        run = functools.partial(results, layer, x, states, mask)
+        run = functools.partial(
+            results, layer, x, states, mask, training=training
+        )
         found, gradients = run(compiled=compiled)
         with plain_way():
             expected, expected_gradients = run()
@@ -214,6 +224,7 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
     features=st.integers(1, 3),
     masked=st.booleans(),
     given_state=st.booleans(),
+    training=st.booleans(),
     seed=st.integers(0, 10_000),
     options=st.fixed_dictionaries(
         {
@@ -231,6 +242,8 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
             "content_addressing": st.booleans(),
             "learn_initial_state": st.booleans(),
             "output_read": st.booleans(),
+            "noise_scale": st.sampled_from([0.0, 0.7]),
+            "recency_addressing": st.booleans(),
             "zoneout": st.sampled_from([0.0, 0.4]),
             "dropout": st.sampled_from([0.0, 0.5]),
             "recurrent_dropout": st.sampled_from([0.0, 0.5]),
@@ -241,11 +254,20 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
     ),
 )
 def test_any_options_give_the_plain_values_and_gradients(
-    batch, time, features, masked, given_state, seed, options
+    batch, time, features, masked, given_state, training, seed, options
 ):
     rng = np.random.default_rng(seed)
     with real_float64():
-        compare(rng, options, batch, time, features, masked, given_state)
+        compare(
+            rng,
+            options,
+            batch,
+            time,
+            features,
+            masked,
+            given_state,
+            training=training,
+        )
 
 
 @contextlib.contextmanager
@@ -264,7 +286,9 @@ COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
 
 
 @pytest.mark.parametrize("compiled", COMPILED[BACKEND])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "masked, training", [(False, True), (True, True), (True, False)]
+)
 @pytest.mark.parametrize(
     "options",
     [
@@ -275,7 +299,7 @@ COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
     ids=["hard", "hard, everything", "relaxed, everything"],
 )
 def test_compiled_it_gives_the_plain_values_and_gradients(
-    options, masked, compiled, rng, float64
+    options, masked, training, compiled, rng, float64
 ):
     options = {
         "units": UNITS,
@@ -284,7 +308,12 @@ def test_compiled_it_gives_the_plain_values_and_gradients(
         **options,
     }
     gradients = compare(
-        rng, options, masked=masked, given_state=True, compiled=compiled
+        rng,
+        options,
+        masked=masked,
+        given_state=True,
+        compiled=compiled,
+        training=training,
     )
     # Nothing is compared with nothing.
     for name in ("kernel", "recurrent_kernel", "x", "h", "memory"):
@@ -667,7 +696,7 @@ def test_sums_over_all_steps_are_wide_in_half_precision(rng):
     layer.build((None, None, FEATURES))
     weights = layer.cell.read_weights()
     weights["match_scale"] = ops.ones(())
-    sums = WayBack(layer.cell, weights, None).empty_sums()
+    sums = WayBack(layer.cell, weights, None, training=True).empty_sums()
     x = ops.ones((BATCH, 4), "bfloat16")
     _, *terms = layer_norm_gradient(x, [4], ops.ones((4,), "bfloat16"), x)
 

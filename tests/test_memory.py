@@ -49,22 +49,63 @@ def test_a_pointer_of_zeros_is_an_empty_memory():
     assert array(memory.pointer_to_count(zeros)).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
+def ranks_after(writes, slots):
+    """By hand: the slots from the one written last to the oldest."""
+    order = list(range(slots))[::-1]
+    for slot in writes:
+        order.remove(slot)
+        order.insert(0, slot)
+    return [order.index(slot) for slot in range(slots)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("slots", [1, 2, 5, 128, 129, 3000])
+def test_the_order_of_writes_is_exact_in_every_dtype(dtype, slots, rng):
+    width = slots * memory.order_digits(slots)
+    order = ops.zeros((2, width), dtype=dtype)
+    writes = rng.integers(slots, size=(12, 2))
+    for slot in writes:
+        ranks = memory.order_to_ranks(order, slots, "float32")
+        ranks = memory.note_write(
+            ranks, ops.convert_to_tensor(slot, dtype="int32")
+        )
+        order = memory.ranks_to_order(ranks, dtype)
+
+    assert tuple(order.shape) == (2, width)
+    found = array(memory.order_to_ranks(order, slots, "float32"))
+    for sample in range(2):
+        assert found[sample].tolist() == ranks_after(writes[:, sample], slots)
+    memory.check_order(array(ops.cast(order, "float32")), slots)
+
+
+def test_zeros_are_the_order_of_an_empty_memory():
+    zeros = ops.zeros((1, 4), dtype="bfloat16")
+    ranks = array(memory.order_to_ranks(zeros, 4, "float32"))
+
+    assert ranks.tolist() == [[3, 2, 1, 0]]
+
+
+def test_an_order_with_a_rank_twice_is_refused():
+    with pytest.raises(ValueError, match="each rank once.*3, 2, 2, 0"):
+        memory.check_order(np.array([[0.0, 0.0, 1.0, 0.0]]), 4)
+    with pytest.raises(ValueError, match="`write_order` must hold whole"):
+        memory.check_order(np.array([[0.0, 0.5, 0.0, 0.0]]), 4)
+
+
+@pytest.mark.parametrize("addressing", ["relaxed", "soft"])
 def test_read_weights_are_a_distribution(addressing, rng):
-    where = memory.address(scores(rng), addressing, sampled=True)
+    where = memory.address(scores(rng), addressing, training=True)
     weights = array(where.weights)
 
     assert (weights >= 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
-    if addressing == "hard":
-        assert sorted(weights.ravel()) == [0.0] * 9 + [1.0] * 3
 
 
 def test_without_noise_the_best_slot_is_read(rng):
     drawn = scores(rng)
     contents = matrix(rng)
     for addressing in ("hard", "relaxed"):
-        where = memory.address(drawn, addressing, sampled=False)
+        where = memory.address(drawn, addressing, training=False)
         best = array(drawn).argmax(-1)
 
         assert array(where.slot).tolist() == best.tolist()
@@ -76,9 +117,9 @@ def test_without_noise_the_best_slot_is_read(rng):
 
 def test_a_hard_sample_is_one_row_where_the_gradient_is_taken_by_hand(rng):
     drawn = scores(rng)
-    where = memory.address(drawn, "hard", sampled=True, straight_through=False)
+    where = memory.address(drawn, "hard", training=True, straight_through=False)
 
-    assert where.weights is None
+    assert where.weights is None and where.scores is None
     assert array(where.slot).tolist() == array(drawn).argmax(-1).tolist()
 
 
@@ -87,7 +128,7 @@ def test_gumbel_samples_follow_the_softmax(rng):
     draws = 20000
     gumbel = rng.gumbel(size=(draws, SLOTS)).astype("float32")
     where = memory.address(
-        ops.convert_to_tensor((logits + gumbel) / 0.3), "hard", sampled=True
+        ops.convert_to_tensor((logits + gumbel) / 0.3), "hard", training=True
     )
     share = np.bincount(array(where.slot), minlength=SLOTS) / draws
     expected = np.exp(logits[0]) / np.exp(logits[0]).sum()

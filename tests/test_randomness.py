@@ -36,7 +36,7 @@ def reader(make, **options):
         recurrent_initializer="zeros",
         unit_forget_bias=False,
         return_sequences=True,
-        **options,
+        **{"noise_scale": 1.0, **options},
     )
     layer.build((None, None, FEATURES))
     cell = layer.cell
@@ -62,6 +62,36 @@ def test_noise_differs_between_samples_steps_and_calls(make):
     rows = [tuple(row) for row in np.concatenate([first, second])]
     assert len(set(rows)) == 6
     assert all(len(set(row)) > 3 for row in rows)
+
+
+@both
+def test_without_noise_training_is_inference(make):
+    layer = reader(make, noise_scale=0.0)
+    before = array(layer.cell.seed_generator.state.value)
+    x = np.zeros((2, SLOTS, FEATURES), "float32")
+    layer.cell.kernel.assign(layer.cell.kernel + 0.1)
+
+    np.testing.assert_array_equal(
+        array(layer(x, training=True)), array(layer(x, training=False))
+    )
+    np.testing.assert_array_equal(
+        array(layer.cell.seed_generator.state.value), before
+    )
+    assert layer.cell.noise_scale is None
+
+
+@both
+def test_noise_counts_as_much_as_its_scale(make):
+    """The best slot is ahead by 2: little noise leaves it there."""
+    layer = reader(make, noise_scale=0.1)
+    layer.cell.bias.assign(
+        np.where(np.arange(layer.cell.bias.shape[0]) == 5, 2.0, 0.0)
+    )
+    x = np.zeros((200, 1, FEATURES), "float32")
+    for scale, least, most in ((0.1, 200, 200), (1.0, 40, 120), (10, 5, 50)):
+        layer.cell.noise_scale.assign(scale)
+        slots = slots_read(layer(x, training=True))[:, 0] - 1
+        assert least <= (slots == 5).sum() <= most, scale
 
 
 @both
@@ -190,6 +220,7 @@ def fit_once(make, seed, rng_seed=0):
     layer = make(
         units=4,
         memory_slots=3,
+        noise_scale=1.0,
         zoneout=0.2,
         dropout=0.2,
         recurrent_dropout=0.2,
@@ -232,7 +263,7 @@ def test_the_global_seed_reproduces_an_unseeded_layer():
 def test_layers_of_neighbouring_seeds_share_no_noise():
     draws = []
     for seed in (1, 2, 3):
-        cell = ARMINCell(2, memory_slots=8, seed=seed)
+        cell = ARMINCell(2, memory_slots=8, noise_scale=1.0, seed=seed)
         for _ in range(4):
             step_noise, _ = cell.draw_noise(1, 1)
             draws.append(tuple(np.ravel(array(step_noise.gumbel))))
@@ -266,7 +297,7 @@ def test_a_failed_call_leaves_no_stale_noise(make):
             raise RuntimeError("half-way")
         return x
 
-    layer = make(units=2, memory_slots=3, activation=fragile)
+    layer = make(units=2, memory_slots=3, noise_scale=1.0, activation=fragile)
     model = keras.Sequential([keras.Input((3, FEATURES)), layer])
     model.compile("sgd", "mse")
     x = np.zeros((2, 3, FEATURES), "float32")

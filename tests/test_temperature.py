@@ -1,4 +1,4 @@
-"""Temperature: a weight, a schedule of the layer, or a callback."""
+"""Temperature and noise: weights, schedules of the layer, or callbacks."""
 
 import keras
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
+from keras_armin.callbacks import NoiseAnnealing
 from keras_armin.callbacks import TemperatureAnnealing
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
@@ -298,9 +299,77 @@ def test_the_callback_says_what_is_wrong(rng):
             rng,
             callbacks=[TemperatureAnnealing(halving())],
         )
-    with pytest.raises(ValueError, match="above 0. At step 0 it gave -1.0"):
+    with pytest.raises(ValueError, match="from 0 on. At step 0 it gave -1.0"):
         fit(
             model_with(ARMIN(4)),
             rng,
             callbacks=[TemperatureAnnealing(lambda step: -1.0)],
         )
+
+
+# --- noise ------------------------------------------------------------------
+
+
+def test_the_noise_follows_a_schedule_of_its_own(rng, tmp_path):
+    layer = ARMIN(4, 3, noise_scale=halving(), temperature=halving(2.0))
+    model = model_with(layer)
+    fit(model, rng, batches=3)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.models.load_model(tmp_path / "model.keras").layers[0]
+    again = ARMIN(4, 3, noise_scale=halving())
+    model_with(again).load_weights(tmp_path / "model.weights.h5")
+
+    for copy in (layer, loaded, again):
+        assert int(copy.noise_scale_step.numpy()) == 3
+        assert float(copy.noise_scale.numpy()) == 2.0
+        assert float(copy.temperature.numpy()) == 0.5
+
+
+def test_a_schedule_may_start_without_noise_and_end_so(rng):
+    up_and_down = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [0, 1], [0.0, 3.0, 0.0]
+    )
+    layer = ARMIN(4, 3, noise_scale=up_and_down)
+    model, seen = model_with(layer), Noises()
+    fit(model, rng, batches=3, callbacks=[seen])
+
+    assert seen.seen == [0.0, 3.0, 0.0]
+
+
+class Noises(Temperatures):
+    def on_train_batch_end(self, batch, logs=None):
+        cell = self.model.layers[0].cell
+        self.seen.append(float(array(cell.noise_scale.value)))
+
+
+@both
+def test_the_callback_anneals_the_noise(make, rng):
+    model = model_with(make(units=4, memory_slots=3, noise_scale=1.0))
+    seen = Noises()
+    history = fit(model, rng, callbacks=[NoiseAnnealing(halving()), seen])
+
+    assert seen.seen == [8.0, 4.0, 2.0]
+    assert history.history["noise_scale"] == [2.0]
+
+
+def test_what_has_no_noise_cannot_be_annealed(rng):
+    with pytest.raises(ValueError, match="`noise_scale=0` never draws"):
+        fit(model_with(ARMIN(4, 3)), rng, callbacks=[NoiseAnnealing(halving())])
+    with pytest.raises(TypeError, match="noise_scale.*NoiseAnnealing"):
+        ARMINCell(4, noise_scale=halving())
+    for value in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="`noise_scale` must be"):
+            ARMIN(4, noise_scale=value)
+
+
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_weights_pass_between_layers_with_and_without_noise(first, tmp_path):
+    layers = [ARMIN(4, 3, noise_scale=x) for x in (first, 1.0 - first)]
+    models = [model_with(layer) for layer in layers]
+    models[0].save_weights(tmp_path / "a.weights.h5")
+    models[1].load_weights(tmp_path / "a.weights.h5")
+
+    np.testing.assert_array_equal(
+        array(layers[1].cell.kernel), array(layers[0].cell.kernel)
+    )

@@ -23,14 +23,11 @@ from keras_armin.baselines import LayerNormLSTM
 
 # How the equations differ between the paper and the authors' released code,
 # which bounds the state by tanh, and outputs it and what it read as they are.
-_RELEASED = {
-    "state_activation": "tanh",
-    "output_activation": None,
-    "learn_initial_state": True,
-}
+_BOUNDED = {"state_activation": "tanh", "output_activation": None}
+_RELEASED = {**_BOUNDED, "learn_initial_state": True}
 CELLS = {
-    "paper": {},
-    "bounded": {"state_activation": "tanh", "output_activation": None},
+    "paper": {"state_activation": None, "output_activation": "tanh"},
+    "bounded": _BOUNDED,
     "algorithmic": {**_RELEASED, "write_inputs": True},
     "pixels": _RELEASED,
 }
@@ -44,6 +41,8 @@ def armin(options, **layer_arguments):
         addressing=options.addressing,
         temperature=_temperature(options),
         content_addressing=options.content_addressing,
+        noise_scale=options.noise_scale,
+        recency_addressing=options.recency_addressing,
         layer_norm=options.layer_norm,
         zoneout=options.zoneout,
         seed=options.seed,
@@ -126,6 +125,7 @@ def tardis(options, **layer_arguments):
 def awta(options, **layer_arguments):
     return AwTA(
         options.units,
+        noise_scale=options.noise_scale,
         layer_norm=options.layer_norm,
         zoneout=options.zoneout,
         seed=options.seed,
@@ -156,6 +156,8 @@ DEFAULTS = {
     "cell": "paper",
     "addressing": "hard",
     "content_addressing": False,
+    "noise_scale": 1.0,
+    "recency_addressing": False,
     "temperature": 1.0,
     "final_temperature": 0.3,
     "annealing": 0,
@@ -223,6 +225,17 @@ def add_options(parser):
         "--content-addressing",
         action=argparse.BooleanOptionalAction,
         help="armin: match what the slots hold, beyond the paper",
+    )
+    network.add_argument(
+        "--noise-scale",
+        type=float,
+        help="armin, awta: how much Gumbel noise training adds; 1 as in the "
+        "paper, 0 for none",
+    )
+    network.add_argument(
+        "--recency-addressing",
+        action=argparse.BooleanOptionalAction,
+        help="armin: prefer slots that were written long ago, beyond the paper",
     )
     network.add_argument(
         "--temperature", type=float, help="of those reads, at the start"

@@ -12,6 +12,11 @@
   needs, and gives it the gradient `backward(inputs, residuals,
   output_gradients)`, where None may stand for a gradient of zeros.
   `can_go_back_by_hand()` says whether it can be used now.
+- `custom_gradient(function, gradient)`: `function` of tensors, for which
+  `gradient(*tensors, d_output)` gives the gradients of all of them, None for
+  those that have none. It can be differentiated again.
+- `is_never_differentiated()`: whether it is known that nobody will ask for a
+  gradient of what is computed now.
 - `best_slot(scores)`: the place of the largest along the last axis, the first
   of equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
   not negative. All int32, and in operations that the converters of exported
@@ -53,9 +58,11 @@ check_batch_size = _backend.check_batch_size
 can_go_back_by_hand = _backend.can_go_back_by_hand
 constant = _backend.constant
 copies = _backend.copies
+custom_gradient = _backend.custom_gradient
 count_up = _backend.count_up
 gather = _backend.gather
 integers = _backend.integers
+is_never_differentiated = _backend.is_never_differentiated
 matvec = _backend.matvec
 own = _backend.own
 ops = _backend.ops

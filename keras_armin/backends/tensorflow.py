@@ -204,6 +204,20 @@ def _once(*gradients):
     return gradients, refuse_second_derivatives
 
 
+def custom_gradient(function, gradient):
+    @tf.custom_gradient
+    def differentiable(*tensors):
+        output = function(*tensors)
+        return output, lambda d_output: gradient(*tensors, d_output)
+
+    return differentiable
+
+
+def is_never_differentiated():
+    """A graph may be differentiated long after it was made."""
+    return False
+
+
 def check_batch_size(sequences, expected):
     """A graph may meet another batch size than the one it was traced with.
 

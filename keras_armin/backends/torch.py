@@ -276,6 +276,29 @@ def with_gradient(forward, backward, inputs, constants):
     return _HandWritten.apply(forward, backward, constants, *inputs)
 
 
+def custom_gradient(function, gradient):
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return function(*tensors)
+
+        @staticmethod
+        def backward(ctx, d_output):
+            return gradient(*ctx.saved_tensors, d_output)
+
+    def differentiable(*tensors):
+        if is_never_differentiated():
+            return function(*tensors)
+        return Differentiable.apply(*tensors)
+
+    return differentiable
+
+
+def is_never_differentiated():
+    return not torch.is_grad_enabled() or torch.compiler.is_exporting()
+
+
 def check_batch_size(sequences, expected):
     """Shapes are static on this backend: nothing is left to check."""
     return sequences

@@ -41,6 +41,7 @@ __all__ = [
     "floor_divide",
     "log",
     "matmul",
+    "max",
     "mean",
     "minimum",
     "mod",
@@ -77,6 +78,10 @@ def clip(x, lowest, highest):
 
 def expand_dims(x, axis):
     return x.unsqueeze(axis)
+
+
+def max(x, axis):
+    return torch.amax(x, dim=axis)
 
 
 def minimum(x, largest):

@@ -4,7 +4,6 @@ import keras
 
 from keras_armin import checks
 from keras_armin.armin_cell import ARMINCell
-from keras_armin.armin_equations import ARMINState
 from keras_armin.backends import ops
 from keras_armin.baselines.controlled_cell import VARIANTS
 from keras_armin.baselines.tardis_addressing import TARDISAddressing
@@ -75,17 +74,26 @@ class AwTACell(TARDISAddressing, ARMINCell):
         key_dim: int = 16,
         address_units: int | None = None,
         variant: str = "published",
+        noise_scale: float = 1.0,
+        recency_addressing: bool = False,
         **kwargs,
     ):
-        super().__init__(units, memory_slots, memory_dim, **kwargs)
+        super().__init__(
+            units,
+            memory_slots,
+            memory_dim,
+            noise_scale=noise_scale,
+            recency_addressing=recency_addressing,
+            **kwargs,
+        )
         self.keep_addressing(key_dim, address_units)
         self.variant = checks.choice("variant", variant, VARIANTS)
-        if self.content_addressing:
-            raise ValueError(
-                "Argument `content_addressing` must be False: this network "
-                "has the addressing of TARDIS. Received: "
-                "content_addressing=True"
-            )
+        for name in ("content_addressing", "recency_addressing"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"Argument `{name}` must be False: this network has the "
+                    f"addressing of TARDIS. Received: {name}=True"
+                )
         self.state_size = [*self.state_size, *self.address_states.values()]
 
     @property
@@ -94,7 +102,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
 
     @property
     def state_names(self):
-        return (*ARMINState._fields, *self.address_states)
+        return (*super().state_names, *self.address_states)
 
     @property
     def address_width(self):
@@ -134,9 +142,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
             projected["usage"],
             projected["last_read"],
         )
-        return self.tempered(
-            logits, projected["gumbel"], weights["temperature"]
-        )
+        return self.tempered(logits, projected["gumbel"], weights)
 
     def get_config(self):
         config = {
@@ -144,6 +150,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
             **self.config_of(arguments_of(AwTACell)),
         }
         config["temperature"] = self.initial_temperature
+        config["noise_scale"] = self.initial_noise_scale
         return config
 
 

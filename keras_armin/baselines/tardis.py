@@ -114,7 +114,9 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
         self.keep_addressing(key_dim, address_units)
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
-        self.initial_temperature = checks.temperature_of_cell(temperature)
+        self.initial_temperature = checks.number_of_cell(
+            "temperature", temperature, checks.positive
+        )
         self.variant = checks.choice("variant", variant, VARIANTS)
         self.learn_initial_state = checks.flag(
             "learn_initial_state", learn_initial_state
@@ -161,7 +163,9 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
                 "write_bias", [(self.memory_dim, self.bias_initializer)]
             )
         self.build_initial_state()
-        self.temperature = self.add_temperature(self.initial_temperature)
+        self.temperature = self.add_scalar(
+            "temperature", self.initial_temperature
+        )
         self.built = True
 
     def _build_pair(self, name, carried, sizes):
@@ -242,12 +246,8 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             usage,
             last_read,
         )
-        scores = self.tempered(
-            logits, step_noise.gumbel, weights["temperature"]
-        )
-        address = memory_ops.address(
-            scores, self.addressing, sampled=step_noise.gumbel is not None
-        )
+        scores = self.tempered(logits, step_noise.gumbel, weights)
+        address = memory_ops.address(scores, self.addressing, training)
         r = self._read(weights, memory, address)
         h, c = self.lstm(
             weights,
@@ -276,10 +276,11 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         if self.released:
             return read
         keys = weights["address_keys"]
-        chosen = memory_ops.as_weights(
-            address.slot if address.weights is None else address.weights,
-            self.memory_slots,
-        )
+        chosen = address.weights
+        if chosen is None:
+            chosen = memory_ops.with_relaxed_gradient(
+                address.scores, address.slot
+            )
         key = ops.matmul(ops.cast(chosen, keys.dtype), keys)
         return ops.concatenate([key, read], axis=-1)
 

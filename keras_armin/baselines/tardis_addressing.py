@@ -4,6 +4,7 @@ import keras
 
 from keras_armin import checks
 from keras_armin import memory as memory_ops
+from keras_armin.armin_equations import times
 from keras_armin.backends import ops
 from keras_armin.baselines.heads import NORM_EPSILON
 from keras_armin.baselines.heads import unit_rows
@@ -97,13 +98,12 @@ class TARDISAddressing:
         logits = logits - PENALTY * self._last(last_read, wide)
         return unit_rows(logits) if self.released else logits
 
-    def tempered(self, logits, gumbel, temperature):
-        """Scores from logits: noise and temperature, as they are needed."""
+    def tempered(self, logits, gumbel, weights):
+        """Scores from logits: with noise, divided by the temperature."""
         if gumbel is not None:
-            logits = logits + ops.cast(gumbel, logits.dtype)
-        if gumbel is not None or self.addressing == "soft":
-            logits = logits / ops.cast(temperature, logits.dtype)
-        return logits
+            gumbel = ops.cast(gumbel, logits.dtype)
+            logits = logits + times(gumbel, weights.get("noise_scale"))
+        return logits / ops.cast(weights["temperature"], logits.dtype)
 
     def note_read(self, read, usage):
         """The states after a read of a slot `(batch,)`, or by weights."""
