@@ -39,10 +39,13 @@ class ARMIN(TemperedRNN):
             by one at each call with `training=True`; the weight `temperature`
             of the cell holds the current value. A schedule that falls below
             0.001, as a cosine decay to 0, stays there. Defaults to `1.0`.
+        noise_scale: float, or a schedule as for `temperature`, counted by the
+            weight `noise_scale_step`. Defaults to `0.0`.
         return_sequences: bool. Return the output of every step, or the last.
             Defaults to `False`.
         return_state: bool. Also return the last `output`, `h`, `memory` and
-            `pointer`. Defaults to `False`.
+            `pointer`, and with `recency_addressing` the `write_order`.
+            Defaults to `False`.
         go_backwards: bool. Process the sequence from its end, and return the
             outputs in that order. Defaults to `False`.
         stateful: bool. Start each batch from the state in which the last one
@@ -54,7 +57,8 @@ class ARMIN(TemperedRNN):
         memory_dim, addressing, activation, recurrent_activation,
             state_activation, output_activation, use_bias, unit_forget_bias,
             write_inputs, learn_initial_state, layer_norm, zoneout,
-            content_addressing, output_read, kernel_initializer,
+            content_addressing, output_read, recency_addressing,
+            kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,

@@ -58,12 +58,12 @@ class ARMINCell(ARMINEquations, MemoryCell):
         memory_dim: int. Size of a slot. Where it differs from `units`, what
             is written is a learnt linear map of the hidden state. Defaults to
             `None`: `units`.
-        addressing: `"hard"`, `"relaxed"` or `"soft"`. `"hard"` reads a one-hot
-            Gumbel-softmax sample, with the gradient of the relaxed sample.
-            `"relaxed"` reads the relaxed sample itself, to be annealed by
+        addressing: `"hard"`, `"relaxed"` or `"soft"`. `"hard"` reads the slot
+            with the largest score, with the gradient of a softmax read.
+            `"relaxed"` reads with the softmax itself, to be annealed by
             lowering `temperature`, and overwrites the slot with the largest
-            weight. Both take the best slot, without noise, at inference.
-            `"soft"` reads with a plain softmax, without noise, and once the
+            weight. Both read the best slot, without noise, at inference.
+            `"soft"` reads with a softmax, never with noise, and once the
             memory is full moves every slot towards the new value by its read
             weight; at inference too. Defaults to `"hard"`.
         temperature: float. Divides the address logits (and their noise). Kept
@@ -94,6 +94,17 @@ class ARMINCell(ARMINEquations, MemoryCell):
             to `False`.
         output_read: bool. Whether the output has the half that comes from
             memory. Defaults to `True`.
+        noise_scale: float. Multiplies the Gumbel noise that `"hard"` and
+            `"relaxed"` add to the scores while training. `1` is the paper.
+            With `0` nothing is drawn, and training and inference make the
+            same reads. Above 0 it is kept in the non-trainable scalar weight
+            `noise_scale`: see `keras_armin.callbacks.NoiseAnnealing`.
+            Defaults to `0.0`.
+        recency_addressing: bool. Beyond the paper: add to the score of each
+            slot `recency_scale * log(1 + rank)`, where `rank` counts the other
+            slots written since it was, and `recency_scale` is a trainable
+            scalar that starts at 2. Reads then begin among the oldest slots.
+            Empty slots count as older than all others. Defaults to `False`.
         kernel_initializer, kernel_regularizer, kernel_constraint: For
             `kernel`, and `write_kernel` and `query_kernel` where they exist.
             The initializer defaults to `"glorot_uniform"`.
@@ -115,19 +126,20 @@ class ARMINCell(ARMINEquations, MemoryCell):
         states: List `[output, h, memory, pointer]` of shapes
             `(batch, output_size)`, `(batch, units)`,
             `(batch, memory_slots * memory_dim)` and `(batch, 4)`. `pointer`
-            holds the number of writes so far as digits to the base 128,
-            lowest first.
-        training: bool. Whether noise, dropout and zoneout are at work.
+            holds the number of writes so far as base-128 digits, least
+            significant first. With `recency_addressing` a fifth state
+            `write_order` holds, as digits too, the order in which the slots
+            were written.
+        training: bool. Whether to apply noise, dropout and zoneout.
 
     Notes:
         Called by itself and not by a `keras.layers.RNN`, the cell cannot know
         where a sequence starts: each call draws dropout masks of its own.
 
-        Inference (`training=False`) can be differentiated, except that the
-        choice of a slot by `"hard"` and `"relaxed"` is a step function there:
-        no gradient reaches the weights that address. A subclassed model has
-        to take `training` in its `call`, as for dropout, or `fit` runs the
-        layer as at inference.
+        Gradients do not depend on `training`: a read of a single slot has the
+        gradient of a softmax read at inference too. A model that forgets to
+        pass on `training` therefore still learns where to read; it goes
+        without noise, dropout and zoneout, as any Keras layer would.
 
     Example:
 
