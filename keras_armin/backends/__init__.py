@@ -20,6 +20,9 @@
 - `without_autocast(x)`: a context in which nothing is cast but by us.
 - `activate(function, x, in_place)`: an activation; `check_batch_size`: for
   stateful layers in graphs.
+- `how_to_pad(sequences)`: what to do with sequences that are no dense tensor,
+  None if they are one. `ModeOfModule`: a base of layers, by which the mode of
+  a torch module counts.
 - `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
@@ -55,8 +58,10 @@ constant = _backend.constant
 copies = _backend.copies
 count_up = _backend.count_up
 gather = _backend.gather
+how_to_pad = _backend.how_to_pad
 integers = _backend.integers
 matvec = _backend.matvec
+ModeOfModule = _backend.ModeOfModule
 own = _backend.own
 ops = _backend.ops
 plus_product = _backend.plus_product
