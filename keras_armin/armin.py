@@ -31,6 +31,9 @@ class ARMIN(TemperedRNN):
     `unroll=True` and a `reset` of single steps take the plain way. The fast
     way has no second derivatives, the plain one has.
 
+    A saved model loads where `keras_armin` has been imported. Else Keras says
+    `Could not locate class 'ARMIN'`.
+
     Args:
         units: int. Size of the hidden state.
         memory_slots: int. Number of vectors in memory. Defaults to `20`.
@@ -67,9 +70,16 @@ class ARMIN(TemperedRNN):
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: List `[output, h, memory, pointer]` to start from, as
-            `return_state=True` gives them.
+            `return_state=True` gives them, or a dict of them by name. What is
+            `None` in the list or missing in the dict starts from the cell's
+            initial state, whatever a stateful layer carries:
+            `initial_state={"h": h}`.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
-        training: bool. Whether noise, dropout and zoneout are at work.
+        training: bool. Whether noise, dropout and zoneout are at work. On
+            PyTorch, `train()` and `eval()` of the layer, or of a module around
+            it, choose what holds where nobody gives it; before that a call is
+            inference. They do not reach into functional and `Sequential`
+            models of Keras, which go by `training`.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
             steps of samples, that start from the initial state.
 

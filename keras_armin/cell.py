@@ -35,7 +35,9 @@ class Step(NamedTuple):
     written: Any = None  # likewise
 
 
-class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
+class MemoryCell(
+    backends.ModeOfModule, keras_private.DropoutRNNCell, keras.layers.Layer
+):
     """A Keras RNN cell with a memory, or to be compared with one.
 
     A subclass has the attributes `units`, `output_size` and `state_size`, with
@@ -90,6 +92,14 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
                 setattr(self, name, module.get(value))
 
     def keep_input_shape(self, input_shape):
+        if any(isinstance(size, (list, tuple)) for size in input_shape):
+            raise ValueError(
+                f"Argument `inputs` of layer '{self.name}' must be one tensor, "
+                "and so must be what `keras.layers.RNN` around it is called "
+                f"on. Received: several, of shapes such as {input_shape[-1]}. "
+                "Join them with `keras.layers.Concatenate` before; "
+                "states are given as `initial_state=[...]`."
+            )
         checks.shape(
             "inputs",
             input_shape,
@@ -111,6 +121,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
         self, inputs: Any, states: list, training: bool = False
     ) -> tuple[Any, list]:
         self._check_step(inputs, states)
+        inputs = ops.cast(inputs, self.compute_dtype)
         step_noise, sequence_noise = self._noise_of_step(states, training)
         weights = self.read_weights()
         step = self.step(
@@ -274,7 +285,7 @@ class MemoryCell(keras_private.DropoutRNNCell, keras.layers.Layer):
             self.name,
             "(batch, features)",
         )
-        checks.floating("inputs", inputs, self.name)
+        checks.real("inputs", inputs, self.name)
         checks.states(
             "states",
             states,

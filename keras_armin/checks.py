@@ -111,14 +111,33 @@ def seed(name, value):
     return int(value)
 
 
-def floating(name, value, layer_name):
-    """Inputs of integers are a forgotten embedding or cast."""
-    dtype = keras.backend.standardize_dtype(value.dtype)
-    if "float" not in dtype:
-        raise TypeError(
-            f"Argument `{name}` of layer '{layer_name}' must hold floating "
-            f"point numbers. Received: {name} of dtype {dtype}. Put a "
-            "`keras.layers.Embedding` before the layer, or cast."
+def real(name, value, layer_name):
+    """Numbers of any dtype are cast, but for complex ones."""
+    try:
+        dtype = keras.backend.standardize_dtype(value.dtype)
+    except ValueError:  # what only NumPy has
+        dtype = str(value.dtype)
+    if dtype.startswith(("float", "bfloat", "int", "uint", "bool")):
+        return
+    advice = (
+        "Text needs a `keras.layers.TextVectorization` and a "
+        "`keras.layers.Embedding` before the layer."
+    )
+    if dtype.startswith("complex"):
+        advice = "Real and imaginary parts can be features of their own."
+    raise TypeError(
+        f"Argument `{name}` of layer '{layer_name}' must hold real numbers. "
+        f"Received: {name} of dtype {dtype}. {advice}"
+    )
+
+
+def one_tensor(name, value, layer_name):
+    """Not several; `value` may also be their shapes."""
+    if isinstance(value, (list, tuple, dict)):
+        raise ValueError(
+            f"Argument `{name}` of layer '{layer_name}' must be one tensor. "
+            f"Received: {len(value)} of them. `keras.layers.Concatenate` "
+            "joins features; states are given as `initial_state=[...]`."
         )
 
 
@@ -135,17 +154,40 @@ def shape(name, got, expected, layer_name, meaning):
         )
 
 
-def states(name, value, state_names, state_size, batch_size, layer_name):
-    """A list of states with their shapes `(batch, size)`."""
+def states(
+    name,
+    value,
+    state_names,
+    state_size,
+    batch_size,
+    layer_name,
+    partial=False,
+):
+    """A list of states with their shapes `(batch, size)`.
+
+    If it may be `partial`, None stands for a state that is not given, and a
+    dict from names to those that are will do. It is returned as a list.
+    """
+    takes = f"a list of {len(state_names)} tensors: {', '.join(state_names)}"
+    got = type(value).__name__
+    if partial:
+        takes += (
+            ", with None for what is not given; or a dict with some of these "
+            "names as keys"
+        )
+        if isinstance(value, dict):
+            got = f"a dict with the keys {list(value)}"
+            if set(value) <= set(state_names):
+                value = [value.get(state_name) for state_name in state_names]
     is_list = isinstance(value, (list, tuple))
     if not is_list or len(value) != len(state_names):
-        got = f"{len(value)} of them" if is_list else type(value).__name__
         raise ValueError(
-            f"Argument `{name}` of layer '{layer_name}' must be a list of "
-            f"{len(state_names)} tensors: {', '.join(state_names)}. "
-            f"Received: {got}"
+            f"Argument `{name}` of layer '{layer_name}' must be {takes}. "
+            f"Received: {f'{len(value)} of them' if is_list else got}"
         )
     for state_name, state, state_width in zip(state_names, value, state_size):
+        if partial and state is None:
+            continue
         if not hasattr(state, "shape"):
             raise TypeError(
                 f"Argument `{name} ({state_name})` of layer '{layer_name}' "
@@ -158,3 +200,4 @@ def states(name, value, state_names, state_size, batch_size, layer_name):
             layer_name,
             "(batch, size)",
         )
+    return list(value)

@@ -55,7 +55,7 @@ _HOLD_STATE = ("tf_saved_model",)
 def export(
     model: keras.Model,
     filepath: Any,
-    format: str = "tf_saved_model",
+    format: str | None = None,
     input_signature: Any = None,
     **kwargs,
 ) -> None:
@@ -67,6 +67,8 @@ def export(
             with the ending `.pt2`, `.onnx`, `.xml` or `.tflite`.
         format: `"tf_saved_model"` (TensorFlow, JAX), `"torch"` (PyTorch),
             `"onnx"`, `"openvino"` (all three) or `"litert"` (TensorFlow).
+            `None` goes by the ending of `filepath`; no ending stands for
+            `"tf_saved_model"`. Defaults to `None`.
         input_signature: As in `model.export`. `None` stands for the shapes of
             the model's inputs, with any batch size (but that of a stateful
             layer) and any length that the model leaves open.
@@ -74,6 +76,8 @@ def export(
     """
     backend = keras.backend.backend()
     filepath = str(filepath)
+    if format is None:
+        format = _format_of(filepath)
     check_format(format)
     _check(model, filepath, format)
     if input_signature is None:
@@ -91,6 +95,22 @@ def export(
         lambda: model.export(
             filepath, format=format, input_signature=input_signature, **kwargs
         )
+    )
+
+
+def _format_of(filepath):
+    ending = pathlib.Path(filepath).suffix
+    for format, known in ENDINGS.items():
+        if known == ending:
+            return format
+    known = ", ".join(f"{e!r} ({f})" for f, e in ENDINGS.items() if e)
+    advice = ""
+    if ending in (".keras", ".h5"):
+        advice = " What Keras itself loads is written by `model.save`."
+    raise ValueError(
+        f"Argument `filepath` must end in one of {known}, or have no ending "
+        "for a folder (tf_saved_model), if `format` is not given. Received: "
+        f"{filepath!r}.{advice}"
     )
 
 
@@ -122,10 +142,17 @@ def _check(model, filepath, format):
             f"Model '{model.name}' has no weights yet. Call it on data, or "
             "give it a `keras.Input`, before it is exported."
         )
-    if pathlib.Path(filepath).suffix != ENDINGS[format] and ENDINGS[format]:
+    ending = pathlib.Path(filepath).suffix
+    # A folder may have a point in its name, but not another format's ending.
+    if ending != ENDINGS[format] and (
+        ENDINGS[format] or ending in ENDINGS.values()
+    ):
+        takes = f"must end in '{ENDINGS[format]}'"
+        if not ENDINGS[format]:
+            takes = f"is a folder and must not end in '{ending}'"
         raise ValueError(
-            f"Argument `filepath` must end in '{ENDINGS[format]}' with "
-            f"format={format!r}. Received: {filepath!r}"
+            f"Argument `filepath` {takes} with format={format!r}. Received: "
+            f"{filepath!r}"
         )
     if format not in _HOLD_STATE and _stateful_layers(model):
         raise ValueError(
@@ -209,7 +236,7 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
     specs = keras.tree.flatten(signature)
     kwargs.setdefault("opset_version", None)
     kwargs.setdefault("dynamic_shapes", _open_dims(signature))
-    model.eval()  # torch asks for it; Keras layers go by `training`
+    model.eval()  # torch asks for it; layers are in inference here anyway
     program = _in_clear_words(
         lambda: torch.onnx.export(
             model,

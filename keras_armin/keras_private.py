@@ -6,6 +6,7 @@ tests/test_distribution.py for `clip_sum_of_replicas`.
 
 import contextlib
 import functools
+import sys
 
 import keras
 from keras.src.backend import get_keras_mask as attached_mask
@@ -19,6 +20,7 @@ __all__ = [
     "attached_mask",
     "clip_sum_of_replicas",
     "in_own_precision",
+    "is_asked_by_keras",
     "is_training",
     "run_through_graph",
 ]
@@ -32,6 +34,19 @@ def is_training():
     """
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.get_value("training")
+
+
+def is_asked_by_keras():
+    """Whether it is Keras that calls `train()` or `eval()` of a torch module.
+
+    `fit` does on PyTorch. A module hands the call on to those inside it, so
+    the one who asks comes after all functions of these names.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in ("train", "eval"):
+        frame = frame.f_back
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    return module.startswith("keras.src.")
 
 
 def all_layers(model):

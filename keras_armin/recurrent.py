@@ -29,7 +29,7 @@ class Run(NamedTuple):
     write_weights: Any = None
 
 
-class MemoryRNN(keras.layers.RNN):
+class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
     """`keras.layers.RNN` for cells with a memory.
 
     It differs from its base in this:
@@ -44,13 +44,18 @@ class MemoryRNN(keras.layers.RNN):
       `reset_state()` restores the cell's true initial state.
     - Saved weights hold no state, so they load at any batch size; loading
       resets the state.
+    - Of `initial_state` some parts may be given, and the others left out.
     - With `go_backwards`, the mask handed on is turned round with the outputs.
 
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
-        initial_state: List of state tensors to start from.
+        initial_state: List of state tensors to start from, or a dict of them
+            by the names in `cell.state_names`. What is None, or missing in
+            the dict, starts from the cell's initial state, also where the
+            layer is stateful.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
-        training: bool. Whether noise, dropout and zoneout are at work.
+        training: bool. Whether noise, dropout and zoneout are at work. On
+            PyTorch, `train()` and `eval()` choose where nobody gives it.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
             steps of samples, that start from the initial state. A reset also
             takes place at a masked step.
@@ -63,12 +68,6 @@ class MemoryRNN(keras.layers.RNN):
         cell.after_loading = self.reset_state
 
     def build(self, sequences_shape, initial_state_shape=None):
-        if sequences_shape and isinstance(sequences_shape[0], (list, tuple)):
-            raise ValueError(
-                f"Argument `sequences` of layer '{self.name}' must be one "
-                f"tensor. Received: {len(sequences_shape)} of them. States "
-                "are given as `initial_state=[...]`."
-            )
         self._check_sequences_shape(sequences_shape)
         if not self.cell.built:
             self.cell.build((sequences_shape[0], sequences_shape[2]))
@@ -102,11 +101,18 @@ class MemoryRNN(keras.layers.RNN):
         ]
         self.reset_state()
 
+    def __call__(self, *args, **kwargs):
+        # At once: Keras would take apart, or turn into tensors, what is not
+        # one.
+        for sequences in args[:1] or [kwargs.get("sequences")]:
+            self._check_kind(sequences)
+        return super().__call__(*args, **kwargs)
+
     def compute_output_spec(self, sequences, *args, **kwargs):
         self._check_sequences(sequences)
         initial_state = args[0] if args else kwargs.get("initial_state")
         if initial_state is not None:
-            self._check_initial_state(initial_state, sequences.shape[0])
+            self._given_states(initial_state, sequences.shape[0])
         for name in ("mask", "reset"):
             if kwargs.get(name) is not None:
                 self._check_flags(name, kwargs[name], sequences)
@@ -123,7 +129,7 @@ class MemoryRNN(keras.layers.RNN):
     def call(
         self,
         sequences: Any,
-        initial_state: list | None = None,
+        initial_state: list | dict | None = None,
         mask: Any = None,
         training: bool = False,
         reset: Any = None,
@@ -193,8 +199,10 @@ class MemoryRNN(keras.layers.RNN):
 
     def _start(self, sequences, initial_state):
         if initial_state is not None:
-            self._check_initial_state(initial_state, sequences.shape[0])
-            states = initial_state
+            states = self._given_states(initial_state, sequences.shape[0])
+            if not all(_is(state) for state in states):
+                anew = self._start_anew(ops.shape(sequences)[0])
+                states = [s if _is(s) else new for s, new in zip(states, anew)]
         elif self.stateful:
             # Copies: the variables change before torch goes backwards.
             states = [ops.copy(variable) for variable in self.states]
@@ -299,10 +307,24 @@ class MemoryRNN(keras.layers.RNN):
         load_by_name(self, self._own_weights(), store)
 
     def _check_sequences(self, sequences):
+        self._check_kind(sequences)
         self._check_sequences_shape(sequences.shape)
-        checks.floating("sequences", sequences, self.name)
+
+    def _check_kind(self, sequences):
+        advice = backends.how_to_pad(sequences)
+        if advice is not None:
+            raise TypeError(
+                f"Argument `sequences` of layer '{self.name}' must be a dense "
+                "tensor of shape (batch, time, features). Received: a "
+                f"`{type(sequences).__name__}`. {advice}"
+            )
+        checks.one_tensor("sequences", sequences, self.name)
+        if hasattr(sequences, "dtype"):
+            checks.real("sequences", sequences, self.name)
 
     def _check_sequences_shape(self, shape):
+        if any(isinstance(size, (list, tuple)) for size in shape):
+            checks.one_tensor("sequences", shape, self.name)
         if len(shape) == 2:
             raise ValueError(
                 f"Argument `sequences` of layer '{self.name}' must have shape "
@@ -337,14 +359,16 @@ class MemoryRNN(keras.layers.RNN):
                 f"least one time step. Received: shape {tuple(shape)}"
             )
 
-    def _check_initial_state(self, initial_state, batch_size):
-        checks.states(
+    def _given_states(self, initial_state, batch_size):
+        """A list, with None for each state that is not given."""
+        return checks.states(
             "initial_state",
             initial_state,
             self.cell.state_names,
             self.state_size,
             batch_size,
             self.name,
+            partial=True,
         )
 
     def _check_flags(self, name, value, sequences):

@@ -84,21 +84,6 @@ def test_unknown_activations_and_initializers_are_refused():
         ARMIN(4, no_such_argument=1)
 
 
-def test_integer_inputs():
-    layer = ARMIN(UNITS)
-    tokens = np.ones((BATCH, TIME, FEATURES), "int32")
-    with pytest.raises(TypeError, match="`sequences`.*int32.*Embedding"):
-        layer(tokens)
-    with pytest.raises(TypeError, match="`sequences`.*int32.*Embedding"):
-        ARMIN(UNITS)(keras.Input((TIME, FEATURES), dtype="int32"))
-
-
-def test_integer_inputs_of_the_cell():
-    rnn = keras.layers.RNN(ARMINCell(UNITS))
-    with pytest.raises(TypeError, match="`inputs`.*int32.*Embedding"):
-        rnn(np.ones((BATCH, TIME, FEATURES), "int32"))
-
-
 def test_several_tensors_instead_of_one(rng):
     x = inputs(rng)
     with pytest.raises(ValueError, match="one tensor.*5 of.*initial_state="):

@@ -122,3 +122,38 @@ def test_a_model_can_be_run_through_with_other_inputs():
     x, ones = np.ones((1, 3)), np.ones((1, 2))
     expected = array(model(x)) + ones
     np.testing.assert_allclose(array(run([x, ones])), expected, rtol=1e-6)
+
+
+def test_train_asked_for_by_fit_is_told_from_that_of_a_user():
+    """Only on PyTorch is a layer a module, and has `fit` such a mode."""
+    asked = []
+
+    class Layer(keras.layers.Layer):
+        def train(self, mode=True):
+            asked.append((mode, keras_private.is_asked_by_keras()))
+            return super().train(mode)
+
+        def call(self, x):
+            return x
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = Layer()
+
+        def call(self, x):
+            return self.inner(x)
+
+    model = Model()
+    model.compile(loss="mse")
+    x = np.zeros((2, 1))
+    model.fit(x, x, verbose=0)
+    if BACKEND != "torch":
+        assert not asked
+        return
+    assert {(True, True), (False, True)} == set(asked)
+    asked.clear()
+    model.train()
+    model.eval()
+
+    assert asked == [(True, False), (False, False)]

@@ -25,6 +25,9 @@
 - `without_autocast(x)`: a context in which nothing is cast but by us.
 - `activate(function, x, in_place)`: an activation; `check_batch_size`: for
   stateful layers in graphs.
+- `how_to_pad(sequences)`: what to do with sequences that are no dense tensor,
+  None if they are one. `ModeOfModule`: a base of layers, by which the mode of
+  a torch module counts.
 - `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
   `pullback(function, x, d_y)`: gradients inside such a `backward`.
 - `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
@@ -61,9 +64,11 @@ copies = _backend.copies
 custom_gradient = _backend.custom_gradient
 count_up = _backend.count_up
 gather = _backend.gather
+how_to_pad = _backend.how_to_pad
 integers = _backend.integers
 is_never_differentiated = _backend.is_never_differentiated
 matvec = _backend.matvec
+ModeOfModule = _backend.ModeOfModule
 own = _backend.own
 ops = _backend.ops
 plus_product = _backend.plus_product

@@ -20,3 +20,7 @@ def gather(variable):
 
 def scatter(variable, array):
     variable.assign(keras.ops.cast(array, variable.dtype))
+
+
+class ModeOfModule:
+    """Layers are no modules here: nothing but `training` says the mode."""

@@ -12,6 +12,7 @@ ops = keras.ops
 # One array, however many devices hold parts of it.
 copies = common.copies
 scatter = common.scatter
+ModeOfModule = common.ModeOfModule
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
@@ -152,6 +153,11 @@ def is_never_differentiated():
 def check_batch_size(sequences, expected):
     """Shapes are static on this backend: nothing is left to check."""
     return sequences
+
+
+def how_to_pad(sequences):
+    """JAX has dense arrays only."""
+    return None
 
 
 def gather(variable):

@@ -8,6 +8,7 @@ from keras_armin.backends import common
 from keras_armin.backends.common import refuse_second_derivatives
 
 ops = keras.ops
+ModeOfModule = common.ModeOfModule
 
 
 def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
@@ -232,6 +233,18 @@ def check_batch_size(sequences, expected):
         sequences,
         (expected, *sequences.shape[1:]),
         name=f"stateful_layer_needs_a_batch_size_of_{expected}",
+    )
+
+
+def how_to_pad(sequences):
+    is_ragged = isinstance(sequences, tf.RaggedTensor)
+    # What `keras.Input(..., ragged=True)` makes says so itself.
+    if not is_ragged and not getattr(sequences, "ragged", False):
+        return None
+    return (
+        "Ragged data is padded with `x.to_tensor()`, before it enters a model, "
+        "and its lengths become a mask: `layer(x.to_tensor(), "
+        "mask=tf.sequence_mask(x.row_lengths()))`."
     )
 
 

@@ -4,6 +4,7 @@ import itertools
 import keras
 import torch
 
+from keras_armin import keras_private
 from keras_armin.backends import common
 from keras_armin.backends import torch_ops
 from keras_armin.backends.common import refuse_second_derivatives
@@ -297,6 +298,54 @@ def custom_gradient(function, gradient):
 
 def is_never_differentiated():
     return not torch.is_grad_enabled() or torch.compiler.is_exporting()
+
+
+def how_to_pad(sequences):
+    if not isinstance(sequences, torch.nn.utils.rnn.PackedSequence):
+        return None
+    return (
+        "It is unpacked with `x, lengths = torch.nn.utils.rnn."
+        "pad_packed_sequence(packed, batch_first=True)`, and the lengths "
+        "become a mask: `layer(x, mask=torch.arange(x.shape[1]) < "
+        "lengths[:, None])`."
+    )
+
+
+class ModeOfModule:
+    """A layer whose `train()` and `eval()` count, if nobody says `training`.
+
+    torch has all modules in training mode from the start, and every call of a
+    Keras layer is inference from the start. So the flag of torch says nothing
+    by itself: only that somebody has called `train()` counts. `fit` does so
+    too, on the model, and goes by `training` all the same: after it, even if
+    it was broken off, a call is inference as in all of Keras.
+    """
+
+    _is_in_training_mode = False
+
+    def train(self, mode=True):
+        if not (mode and keras_private.is_asked_by_keras()):
+            self._is_in_training_mode = bool(mode)
+        return super().train(mode)
+
+    def __call__(self, *args, **kwargs):
+        if self._is_in_training_mode and _mode_is_open(args, kwargs):
+            kwargs["training"] = True
+        return super().__call__(*args, **kwargs)
+
+
+def _mode_is_open(args, kwargs):
+    """Whether nobody has said if this call is for training."""
+    return (
+        kwargs.get("training") is None
+        and keras_private.is_training() is None
+        and not torch.compiler.is_exporting()
+        # A functional model would keep the mode it was made in for good.
+        and not any(
+            keras.utils.is_keras_tensor(x)
+            for x in keras.tree.flatten([args, kwargs])
+        )
+    )
 
 
 def check_batch_size(sequences, expected):

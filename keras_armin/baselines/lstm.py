@@ -157,7 +157,8 @@ class LayerNormLSTM(CellLayer):
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: List `[output, c, pointer]` to start from, as
-            `return_state=True` gives them.
+            `return_state=True` gives them, or a dict of them by name. What is
+            `None` or missing starts from the cell's initial state.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
         training: bool. Whether dropout and zoneout are at work.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
