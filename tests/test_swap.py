@@ -1,0 +1,214 @@
+"""An LSTM swapped for ARMIN: the tasks by hand, and the script in small."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip(
+    "tensorflow", reason="the examples' data pipelines are tf.data"
+)
+
+from examples import swap
+from examples.support import swap_tasks
+from examples.support import training
+from examples.support.errors import RunError
+from examples.support.swap_tasks import TASKS
+
+TINY = ["--tasks", "recall", "--seeds", "1", "2", "--updates-scale", "0.01"]
+
+
+def drawn(name, samples=6, held_out=False):
+    rng = np.random.default_rng(3)
+    return TASKS[name].draw(rng, samples, held_out=held_out)
+
+
+def as_text(ids):
+    return "".join(swap_tasks.CHARACTERS[i] for i in ids)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_sums_are_those_of_the_questions(held_out):
+    inputs, targets = drawn("addition", 50, held_out)
+
+    for question, answer in zip(inputs.argmax(-1), targets):
+        a, b = as_text(question)[::-1].split("+")
+        assert as_text(answer) == str(int(a) + int(b)).ljust(len(answer))
+
+
+def test_a_sum_that_is_held_out_is_not_trained_with_in_any_order():
+    def pairs(held_out):
+        inputs, _ = drawn("addition", 5000, held_out)
+        questions = (as_text(q)[::-1].split("+") for q in inputs.argmax(-1))
+        return {tuple(sorted(map(int, q))) for q in questions}
+
+    trained, held_out = pairs(False), pairs(True)
+
+    assert len(held_out) > 300
+    assert not trained & held_out
+
+
+def test_a_question_and_its_answer_have_the_characters_of_keras_example():
+    questions, answers = swap_tasks.spell([(35, 6), (99, 99)])
+
+    assert [as_text(q) for q in questions.argmax(-1)] == [" 6+53", "99+99"]
+    assert [as_text(a) for a in answers] == ["41 ", "198"]
+
+
+def test_symbols_come_back_from_the_last_to_the_first():
+    inputs, targets = drawn("reverse")
+
+    np.testing.assert_array_equal(inputs.argmax(-1)[:, ::-1], targets)
+
+
+def test_the_symbol_to_recall_is_the_first_and_no_distractor():
+    inputs, targets = drawn("recall", 200)
+    ids = inputs.argmax(-1)
+
+    np.testing.assert_array_equal(ids[:, 0], targets)
+    assert ids.shape[1] == 1 + 25
+    assert set(targets) == {0, 1, 2, 3, 4}
+    assert ids[:, 1:].min() == 5
+
+
+def test_the_marked_numbers_are_to_be_added():
+    inputs, targets = drawn("adding", 200)
+    values, marks = inputs[..., 0], inputs[..., 1]
+    of_the_first, of_the_second = np.nonzero(marks[0])[0]
+
+    assert values.shape[1] == 200
+    assert (marks[:, :100].sum(1) == 1).all()
+    assert (marks[:, 100:].sum(1) == 1).all()
+    assert targets[0] == values[0, of_the_first] + values[0, of_the_second]
+
+
+def test_training_digits_come_once_in_every_pass_and_others_are_held_out():
+    images, _ = drawn("digits", 1437)
+    held_out, labels = drawn("digits", 1, held_out=True)
+
+    assert len(np.unique(images[..., 0], axis=0)) > 1430
+    assert len(held_out) == len(labels) == 360
+    both = {image.tobytes() for image in images} & {
+        image.tobytes() for image in held_out
+    }
+    assert not both
+
+
+def test_the_next_character_is_the_target():
+    inputs, targets = drawn("text")
+
+    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+    assert swap_tasks._corpus().decode(drawn("text", 50)[0].ravel()).isascii()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_data_are_a_function_of_the_seed_and_not_those_held_out(name):
+    task = TASKS[name]._replace(batch_size=4)
+    (inputs, targets), again = task.training(1, 3), task.training(1, 3)
+    other, (held_out, _) = task.training(2, 3), task.held_out()
+
+    assert len(inputs) == len(targets) == 12
+    np.testing.assert_array_equal(inputs, again[0])
+    assert (inputs != other[0]).any()
+    assert inputs.shape[1:] == held_out.shape[1:]
+    assert not np.array_equal(inputs, held_out[:12])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_both_models_have_the_same_number_of_parameters(name):
+    def parameters(setting):
+        units = swap.matching_units(name, setting)
+        zeros = {"kernel_initializer": "zeros"}
+        zeros["recurrent_initializer"] = "zeros"
+        recurrent = swap.recurrent_layer(setting, units, **zeros)
+        return training.parameters(TASKS[name].model(recurrent))
+
+    assert parameters("default") == pytest.approx(parameters("lstm"), rel=0.03)
+
+
+def test_a_tiny_run_end_to_end(tmp_path, capsys):
+    folder = tmp_path / "swap"
+    results = swap.main([*TINY, "--folder", str(folder), "--markdown"])
+
+    printed = capsys.readouterr().out
+    assert set(results) == {("recall", "lstm"), ("recall", "default")}
+    assert "| task | updates | parameters | lstm | default |" in printed
+    assert "seeds 1, 2" in printed
+    assert (folder / "curves.png").stat().st_size > 10_000
+    assert len(list(folder.glob("*.json"))) == 4
+    for runs in results.values():
+        assert all(len(run["points"]) == swap.POINTS for run in runs)
+        assert runs[0]["points"] != runs[1]["points"]
+
+
+def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
+    trained = []
+
+    def train(given):
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        trained.append(given["seed"])
+        return result_of(given, [0.5] * swap.POINTS)
+
+    command = [*TINY, "--settings", "lstm", "--folder", str(tmp_path)]
+    monkeypatch.setattr(swap, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        swap.main(command)
+    monkeypatch.setattr(
+        swap, "train", lambda given: result_of(given, [0.7] * swap.POINTS)
+    )
+    results = swap.main(command)["recall", "lstm"]
+
+    assert [run["points"][-1] for run in results] == [0.5, 0.7]
+
+
+def test_a_result_of_another_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        swap, "train", lambda given: result_of(given, [0.5] * swap.POINTS)
+    )
+    command = [*TINY, "--settings", "lstm", "--folder", str(tmp_path)]
+    swap.main(command)
+
+    with pytest.raises(RunError, match="another updates: 10 then, 20 now"):
+        swap.main([*command, "--updates-scale", "0.04"])
+    (tmp_path / "recall-lstm-seed1.json").write_text("{")
+    with pytest.raises(RunError, match="seed1.json is damaged"):
+        swap.main(command)
+
+
+def result_of(given, points):
+    """A run that was not made."""
+    result = {"given": given, "points": points, "parameters": 12_345}
+    return json.loads(
+        json.dumps({**result, "seconds": 1.0, "machine": "a test"})
+    )
+
+
+def test_the_table_has_mean_and_spread():
+    def runs(*last):
+        return [result_of({"updates": 1200}, [0.0, x]) for x in last]
+
+    table = swap.table(
+        {
+            ("recall", "lstm"): runs(0.5, 0.6, 0.7),
+            ("recall", "tanh"): runs(0.25, 0.25, 0.25),
+            ("adding", "lstm"): runs(0.01, 0.03, 0.02),
+            ("adding", "tanh"): runs(0.1, 0.2, 0.3),
+        },
+        markdown=True,
+    )
+
+    assert table.splitlines() == [
+        "| task | updates | parameters | lstm | tanh |",
+        "| --- | --- | --- | --- | --- |",
+        "| recall, accuracy | 1,200 | 12,345 / 12,345 | 60.0 % (20.0 %) | "
+        "25.0 % (0.0 %) |",
+        "| adding, mean squared error | 1,200 | 12,345 / 12,345 | "
+        "0.0200 (0.0200) | 0.2000 (0.2000) |",
+    ]
+
+
+def test_an_unknown_name_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        swap.parse_arguments(["--tasks", "counting"])
+    assert "invalid choice: 'counting'" in capsys.readouterr().err
