@@ -18,6 +18,7 @@ was stopped, and more seeds, tasks or settings add to what is there.
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -33,6 +34,7 @@ os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
 import keras
 import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 
 import keras_armin
 from examples.support import curves
@@ -189,18 +191,16 @@ def _read(path, given):
 
 def table(results, markdown=False):
     """A row for each task: mean and spread over the seeds, per setting."""
-    tasks = dict.fromkeys(name for name, _ in results)
-    settings = dict.fromkeys(setting for _, setting in results)
-    rows = [["task", "updates", "parameters", *settings]]
-    for name in tasks:
-        runs = [results[name, setting] for setting in settings]
-        parameters = [of_setting[0]["parameters"] for of_setting in runs]
+    rows = [["task", "updates", "parameters", *next(iter(results.values()))]]
+    for name, by_setting in results.items():
+        one_of_each = [runs[0] for runs in by_setting.values()]
+        parameters = [f"{run['parameters']:,}" for run in one_of_each]
         rows.append(
             [
                 f"{name}, {TASKS[name].metric}",
-                f"{runs[0][0]['given']['updates']:,}",
-                " / ".join(f"{number:,}" for number in parameters),
-                *(mean_and_spread(name, of_setting) for of_setting in runs),
+                f"{one_of_each[0]['given']['updates']:,}",
+                " / ".join(parameters),
+                *(mean_and_spread(name, x) for x in by_setting.values()),
             ]
         )
     if markdown:
@@ -222,11 +222,8 @@ def mean_and_spread(name, runs):
 
 def draw(results, path):
     """A panel for each task: mean over the seeds, and from low to high."""
-    from matplotlib import pyplot as plt
-
-    tasks = dict.fromkeys(name for name, _ in results)
-    columns = min(3, len(tasks))
-    rows = -(-len(tasks) // columns)
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
     figure, axes = plt.subplots(
         rows,
         columns,
@@ -234,34 +231,35 @@ def draw(results, path):
         squeeze=False,
         layout="constrained",
     )
-    for ax in axes.flat[len(tasks) :]:
+    for ax in axes.flat[len(results) :]:
         ax.set_visible(False)
-    for ax, name in zip(axes.flat, tasks):
-        updates = next(iter(results[k] for k in results if k[0] == name))[0]
-        curves.plot_curves(
-            {
-                setting: [[{"": x} for x in run["points"]] for run in runs]
-                for (of_task, setting), runs in results.items()
-                if of_task == name
-            },
-            "",
-            ax,
-            x="updates",
-            updates_per_epoch=updates["given"]["updates"] // POINTS,
-            middle="mean",
-            target=TASKS[name].chance,
-        )
-        ax.set(title=TASKS[name].title, ylabel=TASKS[name].metric)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
+    for ax, (name, by_setting) in zip(axes.flat, results.items()):
+        draw_task(TASKS[name], by_setting, ax)
     figure.legend(
-        handles,
-        labels,
+        *axes.flat[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=len(labels),
+        ncols=2 * columns,
         frameon=False,
     )
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def draw_task(task, by_setting, ax):
+    updates = next(iter(by_setting.values()))[0]["given"]["updates"]
+    curves.plot_curves(
+        {
+            setting: [[{"point": x} for x in run["points"]] for run in runs]
+            for setting, runs in by_setting.items()
+        },
+        "point",
+        ax,
+        x="updates",
+        updates_per_epoch=updates // POINTS,
+        middle="mean",
+        target=task.chance,
+    )
+    ax.set(title=task.title, ylabel=task.metric)
 
 
 def parse_arguments(argv):
@@ -305,33 +303,28 @@ def parse_arguments(argv):
 
 
 def main(argv=None):
-    """Returns the runs: a list for each task and setting, seed by seed."""
+    """Returns the runs by task and setting: a list, seed by seed."""
     arguments = parse_arguments(argv)
     matplotlib.use("Agg")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    results = {}
-    for name in arguments.tasks:
-        for setting in arguments.settings:
-            for seed in arguments.seeds:
-                run = run_or_read(
-                    arguments.folder,
-                    name,
-                    setting,
-                    seed,
-                    arguments.updates_scale,
-                )
-                results.setdefault((name, setting), []).append(run)
-                words = METRICS[TASKS[name].metric].words
-                points = "  ".join(words(point) for point in run["points"])
-                print(f"{name} {setting} seed {seed}: {points}", flush=True)
-                print(f"    {run['seconds']} s", flush=True)
+    results = {name: {} for name in arguments.tasks}
+    for name, setting, seed in itertools.product(
+        arguments.tasks, arguments.settings, arguments.seeds
+    ):
+        print(f"{name} {setting} seed {seed}:", end=" ", flush=True)
+        run = run_or_read(
+            arguments.folder, name, setting, seed, arguments.updates_scale
+        )
+        words = METRICS[TASKS[name].metric].words
+        print(*map(words, run["points"]), f"in {run['seconds']} s", sep="  ")
+        results[name].setdefault(setting, []).append(run)
     draw(results, arguments.folder / "curves.png")
     print(f"\n{table(results, arguments.markdown)}\n")
-    seeds = ", ".join(map(str, arguments.seeds))
     print(
-        "In brackets the highest minus the lowest of seeds "
-        f"{seeds}. {keras.backend.backend()}, {run['machine']}. "
-        f"Results and picture are in {arguments.folder}."
+        "mean (highest minus lowest) of seeds "
+        f"{', '.join(map(str, arguments.seeds))}; "
+        f"{keras.backend.backend()}, {run['machine']}\n"
+        f"results and picture are in {arguments.folder}"
     )
     return results
 
