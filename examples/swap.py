@@ -17,6 +17,7 @@ was stopped, and more seeds, tasks or settings add to what is there.
 """
 
 import argparse
+import bisect
 import functools
 import itertools
 import json
@@ -61,33 +62,29 @@ LEARNING_RATE = 1e-3
 STOPPED = "stopped; the same command goes on after the last complete run"
 
 
-def recurrent_layer(setting, units, **more):
+def recurrent_layer(setting, units):
     """A function that makes layers of a setting, for `Task.model`."""
     layer, arguments = SETTINGS[setting]
-    return lambda **of_task: layer(units, **arguments, **more, **of_task)
+    return lambda **of_task: layer(units, **arguments, **of_task)
 
 
-@functools.cache
+def parameters(task, setting, units):
+    """How many a model has, without the time to fill them."""
+    with keras.StatelessScope(initialize_variables=False):
+        return training.parameters(task.model(recurrent_layer(setting, units)))
+
+
 def matching_units(name, setting):
     """The units with which a model is nearest to the LSTM's in parameters."""
     task = TASKS[name]
     if setting == "lstm":
         return task.units
-
-    def parameters(setting, units):
-        # Zeros: drawing orthogonal matrices takes seconds to compile.
-        zeros = dict.fromkeys(
-            ("kernel_initializer", "recurrent_initializer"), "zeros"
-        )
-        recurrent = recurrent_layer(setting, units, **zeros)
-        return training.parameters(task.model(recurrent))
-
-    # Parameters are a polynomial of the second degree in the units.
-    few = [4, 8, 16]
-    polynomial = np.polyfit(few, [parameters(setting, n) for n in few], 2)
-    units = np.arange(1, 2 * task.units + 1)
-    wanted = parameters("lstm", task.units)
-    return int(units[np.argmin(abs(np.polyval(polynomial, units) - wanted))])
+    wanted = parameters(task, "lstm", task.units)
+    has = functools.partial(parameters, task, setting)
+    units = range(1, 2 * task.units)
+    more = bisect.bisect_left(units, wanted, key=has)
+    near = units[max(0, more - 1) : more + 1]
+    return min(near, key=lambda number: abs(has(number) - wanted))
 
 
 def build_model(task, setting, units):
@@ -109,7 +106,7 @@ def what_determines(name, setting, seed, scale):
     """All that a run depends on, to be kept with it."""
     task = TASKS[name]
     units = matching_units(name, setting)
-    layer = recurrent_layer(setting, units, name=setting)()
+    layer = recurrent_layer(setting, units)(name=setting)
     return {
         "task": name,
         "setting": setting,

@@ -15,7 +15,8 @@ from examples.support import training
 from examples.support.errors import RunError
 from examples.support.swap_tasks import TASKS
 
-TINY = ["--tasks", "recall", "--seeds", "1", "2", "--updates-scale", "0.02"]
+TINY = ["--tasks", "recall", "--updates-scale", "0.02"]
+LSTM_TWICE = ["--settings", "lstm", "--seeds", "1", "2"]
 
 
 def drawn(name, samples=6, held_out=False):
@@ -118,27 +119,49 @@ def test_data_are_a_function_of_the_seed_and_not_those_held_out(name):
 def test_both_models_have_the_same_number_of_parameters(name):
     def parameters(setting):
         units = swap.matching_units(name, setting)
-        zeros = {"kernel_initializer": "zeros"}
-        zeros["recurrent_initializer"] = "zeros"
-        recurrent = swap.recurrent_layer(setting, units, **zeros)
-        return training.parameters(TASKS[name].model(recurrent))
+        return swap.parameters(TASKS[name], setting, units)
 
     assert parameters("default") == pytest.approx(parameters("lstm"), rel=0.03)
 
 
-def test_a_tiny_run_end_to_end(tmp_path, capsys):
+def test_parameters_are_those_of_a_model_that_was_built():
+    model = swap.build_model(TASKS["recall"], "default", units=5)
+
+    assert training.parameters(model) == swap.parameters(
+        TASKS["recall"], "default", units=5
+    )
+
+
+def test_the_units_are_the_nearest():
+    task, units = TASKS["digits"], swap.matching_units("digits", "default")
+    wanted = swap.parameters(task, "lstm", task.units)
+    misses = [
+        abs(swap.parameters(task, "default", n) - wanted)
+        for n in (units - 1, units, units + 1)
+    ]
+
+    assert min(misses) == misses[1]
+
+
+def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
+    small = TASKS["recall"]._replace(units=8, batch_size=4, updates=200)
+    monkeypatch.setitem(TASKS, "recall", small)
+    monkeypatch.setattr(swap_tasks, "HELD_OUT_SAMPLES", 20)
+    monkeypatch.setattr(swap, "POINTS", 2)
     folder = tmp_path / "swap"
-    results = swap.main([*TINY, "--folder", str(folder), "--markdown"])
+    results = swap.main(
+        [*TINY, "--seeds", "4", "--folder", str(folder), "--markdown"]
+    )
 
     printed = capsys.readouterr().out
     assert list(results["recall"]) == ["lstm", "default"]
     assert "| task | updates | parameters | lstm | default |" in printed
-    assert "seeds 1, 2" in printed
+    assert "seeds 4;" in printed
     assert (folder / "curves.png").stat().st_size > 10_000
-    assert len(list(folder.glob("*.json"))) == 4
+    assert len(list(folder.glob("*.json"))) == 2
     for runs in results["recall"].values():
-        assert all(len(run["points"]) == swap.POINTS for run in runs)
-        assert runs[0]["points"] != runs[1]["points"]
+        assert [len(run["points"]) for run in runs] == [2]
+        assert runs[0]["given"]["seed"] == 4
 
 
 def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
@@ -150,7 +173,7 @@ def test_an_interrupted_command_goes_on(tmp_path, monkeypatch):
         trained.append(given["seed"])
         return result_of(given, [0.5] * swap.POINTS)
 
-    command = [*TINY, "--settings", "lstm", "--folder", str(tmp_path)]
+    command = [*TINY, *LSTM_TWICE, "--folder", str(tmp_path)]
     monkeypatch.setattr(swap, "train", train)
     with pytest.raises(KeyboardInterrupt):
         swap.main(command)
@@ -166,7 +189,7 @@ def test_a_result_of_another_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         swap, "train", lambda given: result_of(given, [0.5] * swap.POINTS)
     )
-    command = [*TINY, "--settings", "lstm", "--folder", str(tmp_path)]
+    command = [*TINY, *LSTM_TWICE, "--folder", str(tmp_path)]
     swap.main(command)
 
     with pytest.raises(RunError, match="another updates: 10 then, 20 now"):
