@@ -51,7 +51,15 @@ LSTM, ARMIN = keras.layers.LSTM, keras_armin.ARMIN
 SETTINGS = {
     "lstm": (LSTM, {}),
     "default": (ARMIN, {}),
-    "paper": (ARMIN, {"addressing": "hard", "temperature": 1.0}),
+    "paper": (
+        ARMIN,
+        {
+            "addressing": "hard",
+            "temperature": 1.0,
+            "state_activation": None,
+            "output_activation": "tanh",
+        },
+    ),
     "tanh": (ARMIN, {"state_activation": "tanh"}),
     "relaxed": (ARMIN, {"addressing": "relaxed"}),
     "soft": (ARMIN, {"addressing": "soft"}),

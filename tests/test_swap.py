@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -141,6 +142,31 @@ def test_the_units_are_the_nearest():
     ]
 
     assert min(misses) == misses[1]
+
+
+def test_keras_goes_on_in_an_epoch_where_the_one_before_it_ended():
+    """Or the same tenth of the data would be trained with again and again."""
+    model = keras.Sequential(
+        [
+            keras.Input((1,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mean_absolute_error")
+    numbers = np.arange(12, dtype="float32")[:, None]
+    history = model.fit(
+        numbers,
+        np.zeros_like(numbers),
+        batch_size=2,
+        epochs=3,
+        steps_per_epoch=2,
+        shuffle=False,
+        validation_data=(numbers, numbers),
+        verbose=0,
+    ).history
+
+    # Means of 0 to 3, 4 to 7 and 8 to 11.
+    np.testing.assert_allclose(history["loss"], [1.5, 5.5, 9.5])
 
 
 def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):

@@ -28,7 +28,7 @@ class Task(NamedTuple):
     draw: Callable  # (rng, samples, held_out) -> inputs, targets
     layers: Callable  # recurrent -> the layers after the input
     metric: str  # a key of METRICS
-    chance: float  # the metric of a network that has not looked
+    chance: float | None  # of an answer without a look, where it is known
     units: int
     updates: int
     batch_size: int
@@ -60,7 +60,6 @@ class Metric(NamedTuple):
     loss: str
     of_logs: Callable  # the logs of an epoch -> the metric
     words: Callable  # the metric -> text
-    more_is_better: bool
 
 
 METRICS = {
@@ -68,19 +67,16 @@ METRICS = {
         "sparse_categorical_crossentropy",
         lambda logs: logs["val_accuracy"],
         lambda value: f"{100 * value:.1f} %",
-        more_is_better=True,
     ),
     "mean squared error": Metric(
         "mean_squared_error",
         lambda logs: logs["val_loss"],
         lambda value: f"{value:.4f}",
-        more_is_better=False,
     ),
     "bits per character": Metric(
         "sparse_categorical_crossentropy",
         lambda logs: logs["val_loss"] / np.log(2),
         lambda value: f"{value:.3f}",
-        more_is_better=False,
     ),
 }
 
@@ -130,8 +126,7 @@ def draw_addition(rng, samples, held_out):
     left_out = np.random.default_rng(0).random((numbers, numbers)) < 0.1
     pairs = rng.integers(numbers, size=(20 * samples + 200, 2))
     which = left_out[pairs.min(axis=1), pairs.max(axis=1)] == held_out
-    pairs = pairs[which][:samples]
-    return spell(pairs)
+    return spell(pairs[which][:samples])
 
 
 def spell(pairs):
@@ -251,7 +246,7 @@ TASKS = {
         draw_addition,
         _encoder_decoder(ANSWER_STEPS, len(CHARACTERS)),
         metric="accuracy",
-        chance=0.25,
+        chance=None,
         units=128,
         updates=2500,
         batch_size=64,
@@ -301,7 +296,7 @@ TASKS = {
         draw_text,
         _text_layers,
         metric="bits per character",
-        chance=np.log2(100),
+        chance=None,
         units=128,
         updates=600,
         batch_size=32,
