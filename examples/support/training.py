@@ -344,11 +344,11 @@ def _write(path, text):
 
 
 @contextlib.contextmanager
-def explained_errors():
+def explained_errors(stopped=STOPPED):
     """Ends a script without a traceback where the user knows what to do.
 
     Ctrl-C, and a terminate signal as batch systems send it, leave the run as
-    it was saved last.
+    it was saved last, and print `stopped`.
     """
     before = {
         number: signal.signal(number, _interrupt)
@@ -360,7 +360,7 @@ def explained_errors():
     except RunError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        print(f"\n{STOPPED}", file=sys.stderr)
+        print(f"\n{stopped}", file=sys.stderr)
         sys.exit(130)
     finally:
         _stop_asked.clear()
