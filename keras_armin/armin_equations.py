@@ -11,6 +11,8 @@ from keras_armin import memory as memory_ops
 from keras_armin.backends import activate
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
+from keras_armin.bounds import bounded
+from keras_armin.bounds import bounded_factor
 from keras_armin.cell import Step
 from keras_armin.noise import SequenceNoise
 from keras_armin.normalization import layer_norm
@@ -27,6 +29,10 @@ class ARMINState(NamedTuple):
 
 # What is left of the columns of `kernel`, in their order.
 PROJECTED = ("address", "input_gates", "gates")
+
+
+# The exponent of the scale of a content match: beyond it nothing is sharper.
+LARGEST_SCALE = 20.0
 
 
 # Gradients of the usual activations, from their values.
@@ -106,8 +112,8 @@ class ARMINEquations:
     def _project_further(self, weights, inputs):
         names = {"write": self.write_inputs, "query": self.content_addressing}
         return {
-            name: ops.matmul(
-                inputs, weights[f"{name}_kernel"][: self.input_dim]
+            name: bounded_factor(
+                ops.matmul(inputs, weights[f"{name}_kernel"][: self.input_dim])
             )
             for name, wanted in names.items()
             if wanted
@@ -246,6 +252,9 @@ class ARMINEquations:
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
         h = zone_out(self.zoneout, c, h_tm1, noise.zoneout, training)
+        if not record:
+            # All that later steps send back passes here.
+            h = bounded(h)
         value = self._written_value(weights, projected, h)
 
         if live is not None:
@@ -291,7 +300,8 @@ class ARMINEquations:
         address = ops.cast(projected["address"], wide)
         scale = None
         if self.content_addressing:
-            scale = ops.exp(ops.cast(weights.pop("content_scale"), wide))
+            scale = ops.cast(weights.pop("content_scale"), wide)
+            scale = ops.exp(ops.clip(scale, -LARGEST_SCALE, LARGEST_SCALE))
             scale = scale / math.sqrt(self.memory_dim)
         sampled = gumbel is not None and self.needs_gumbel
         if sampled:

@@ -10,6 +10,7 @@ from keras_armin import memory as memory_ops
 from keras_armin.armin_equations import GRADIENTS
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
+from keras_armin.bounds import bound
 from keras_armin.normalization import layer_norm
 from keras_armin.normalization import layer_norm_gradient
 
@@ -70,7 +71,7 @@ class WayBack:
         if self.cell.has_write_kernel:
             found["d_value"] = d_written
             d_written = ops.matmul(d_written, self.turned["write_kernel"])
-        d_h = d_h + d_written
+        d_h = bound(d_h + d_written)
         if "zoneout" in now:
             d_kept, d_h = _part(now["zoneout"], d_h)
             d_h_tm1.append(d_kept)
@@ -270,7 +271,7 @@ def _undo(activation, x, y, d_y):
 def _part(condition, x):
     """`x` where the condition holds, and `x` where it does not."""
     held = ops.where(condition, x, ops.zeros_like(x))
-    return held, x - held
+    return held, ops.where(condition, ops.zeros_like(x), x)
 
 
 def _outer(weights, vectors):

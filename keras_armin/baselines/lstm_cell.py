@@ -14,6 +14,7 @@ from keras_armin.armin_equations import zone_out
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
 from keras_armin.blocks import BlockInitializer
+from keras_armin.bounds import bounded
 from keras_armin.cell import MemoryCell
 from keras_armin.cell import arguments_of
 from keras_armin.cell import packaged
@@ -201,6 +202,8 @@ class LSTMDrivenCell(MemoryCell):
                 weights["norm_gain"],
                 weights["norm_bias"],
             )
+        else:
+            gates = bounded(gates)
         gates, j = ops.split(gates, [3 * u], axis=-1)
         gates = self.recurrent_activation(gates)
         i, f, o = ops.split(gates, [u, 2 * u], axis=-1)

@@ -1,0 +1,51 @@
+"""Keeps what flows back through many steps finite.
+
+A step may stretch a gradient: a layer norm over zeros has a slope of
+1 / sqrt(1e-3) = 32, and 32 ** 50 is no float32. Where such factors would
+multiply up from step to step, the gradient is clipped, element by element, at
+a size that it has only when it is about to overflow.
+"""
+
+import keras
+
+from keras_armin import backends
+from keras_armin.backends import ops
+
+# Far above any gradient that is of use. Far enough below the largest float32,
+# 3e38, for products with weights and activations, and for sums of them over
+# thousands of steps.
+LARGEST_GRADIENT = 1e6
+# Float16 ends at 65504, and a sum over the units of a layer has to fit. Keras
+# scales the loss so that gradients of weights come near that end; those of
+# states, of which they are sums over batch and time, stay well below.
+LARGEST_GRADIENT_FLOAT16 = 4096.0
+
+# Of what is multiplied with its like in a loop, a query and what it is matched
+# with: the product of two has to fit.
+LARGEST_FACTOR = 1e12
+
+
+def largest_gradient(dtype):
+    dtype = keras.backend.standardize_dtype(dtype)
+    if dtype == "float16":
+        return LARGEST_GRADIENT_FLOAT16
+    return LARGEST_GRADIENT
+
+
+def bounded(x):
+    """`x` itself; its gradient is clipped on the way back."""
+    return backends.clip_gradient(x, largest_gradient(x.dtype))
+
+
+def bound(d_x):
+    """The gradient as `bounded` would hand it back, for one taken by hand."""
+    largest = largest_gradient(d_x.dtype)
+    return ops.clip(d_x, -largest, largest)
+
+
+def bounded_factor(x):
+    """`x`, kept small enough to be multiplied with its like in float32."""
+    if keras.backend.standardize_dtype(x.dtype) == "float16":
+        # It holds nothing that large.
+        return x
+    return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)
