@@ -32,7 +32,7 @@ PROJECTED = ("address", "input_gates", "gates")
 
 
 # The exponent of the scale of a content match: beyond it nothing is sharper.
-LARGEST_SCALE = 20.0
+LARGEST_SCALE = 10.0
 
 
 # Gradients of the usual activations, from their values.
@@ -219,8 +219,8 @@ class ARMINEquations:
         dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
 
         query = self._query(weights, projected, dropped_h)
-        scores = self._scores(
-            weights, projected, query, dropped_h, memory, in_place
+        scores = bounded(
+            self._scores(weights, projected, query, dropped_h, memory, in_place)
         )
         address = memory_ops.address(
             scores,
@@ -251,10 +251,8 @@ class ARMINEquations:
             )
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
-        h = zone_out(self.zoneout, c, h_tm1, noise.zoneout, training)
-        if not record:
-            # All that later steps send back passes here.
-            h = bounded(h)
+        # All that later steps send back passes here.
+        h = bounded(zone_out(self.zoneout, c, h_tm1, noise.zoneout, training))
         value = self._written_value(weights, projected, h)
 
         if live is not None:
@@ -323,7 +321,7 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        return plus_product(projected["query"], h, rows)
+        return bounded(plus_product(projected["query"], h, rows))
 
     def _scores(self, weights, projected, query, h, memory, in_place):
         address = projected["address"]
@@ -406,7 +404,8 @@ class ARMINEquations:
             return h
         rows = weights["write_kernel"][-self.units :]
         value = affine(h, rows, weights.get("write_bias"))
-        return value + projected["write"] if self.write_inputs else value
+        value = value + projected["write"] if self.write_inputs else value
+        return bounded(value)
 
     def _write(self, memory, address, count, value, live, record, in_place):
         """The new memory, where it was written to, and the row before that."""

@@ -15,10 +15,10 @@ from keras_armin.backends import ops
 # 3e38, for products with weights and activations, and for sums of them over
 # thousands of steps.
 LARGEST_GRADIENT = 1e6
-# Float16 ends at 65504, and a sum over the units of a layer has to fit. Keras
-# scales the loss so that gradients of weights come near that end; those of
-# states, of which they are sums over batch and time, stay well below.
-LARGEST_GRADIENT_FLOAT16 = 4096.0
+# Float16 ends at 65504. Keras scales the loss up until a gradient overflows,
+# and leaves out an update in which one does: a lower bound would hide that
+# from it, and bend gradients that are merely scaled.
+LARGEST_GRADIENT_FLOAT16 = 2.0**15
 
 # Of what is multiplied with its like in a loop, a query and what it is matched
 # with: the product of two has to fit.

@@ -69,7 +69,7 @@ class WayBack:
         )
         found = {}
         if self.cell.has_write_kernel:
-            found["d_value"] = d_written
+            found["d_value"] = d_written = bound(d_written)
             d_written = ops.matmul(d_written, self.turned["write_kernel"])
         d_h = bound(d_h + d_written)
         if "zoneout" in now:
@@ -91,7 +91,7 @@ class WayBack:
         d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
 
         d_memory = self._memory_gradient(carry["d_memory"], now, d_left, d_r)
-        d_scores = self._undo_read(memory, now["relaxed"], d_r)
+        d_scores = bound(self._undo_read(memory, now["relaxed"], d_r))
         found["d_scores"] = d_scores
         d_dropped_h = ops.matmul(
             self._of_product(d_scores),
@@ -224,7 +224,8 @@ class WayBack:
         rows = ops.cast(memory, self.wide)
         d_query = ops.sum(ops.expand_dims(scaled, -1) * rows, axis=1)
         d_rows = ops.cast(_outer(scaled, query), d_memory.dtype)
-        return ops.cast(d_query, d_memory.dtype), d_memory + d_rows, d_scale
+        d_query = bound(ops.cast(d_query, d_memory.dtype))
+        return d_query, d_memory + d_rows, d_scale
 
     def weight_gradients(self, tape, found, sums):
         dropped = times(tape["both"], self.drop)
