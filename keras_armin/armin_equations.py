@@ -321,7 +321,8 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        return bounded(plus_product(projected["query"], h, rows))
+        query = bounded(plus_product(projected["query"], h, rows))
+        return bounded_factor(query)
 
     def _scores(self, weights, projected, query, h, memory, in_place):
         address = projected["address"]
@@ -335,7 +336,7 @@ class ARMINEquations:
         if query is None:
             return scores
         match = memory_ops.match(memory, ops.cast(query, wide))
-        return scores + weights["match_scale"] * match
+        return scores + bounded(weights["match_scale"]) * match
 
     def input_gates(self, weights, gates, in_place):
         """Eq. 3: g^h and g^r, what of [h, r] takes part."""

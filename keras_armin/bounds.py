@@ -22,7 +22,7 @@ LARGEST_GRADIENT_FLOAT16 = 2.0**15
 
 # Of what is multiplied with its like in a loop, a query and what it is matched
 # with: the product of two has to fit.
-LARGEST_FACTOR = 1e12
+LARGEST_FACTOR = 1e9
 
 
 def largest_gradient(dtype):
@@ -49,3 +49,9 @@ def bounded_factor(x):
         # It holds nothing that large.
         return x
     return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+def undo_bounded_factor(y, d_y):
+    """The gradient of `x` from that of `y`, which is `bounded_factor(x)`."""
+    free = (y > -LARGEST_FACTOR) & (y < LARGEST_FACTOR)
+    return ops.where(free, d_y, ops.zeros_like(d_y))

@@ -11,6 +11,7 @@ from keras_armin.armin_equations import GRADIENTS
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
 from keras_armin.bounds import bound
+from keras_armin.bounds import undo_bounded_factor
 from keras_armin.normalization import layer_norm
 from keras_armin.normalization import layer_norm_gradient
 
@@ -218,13 +219,14 @@ class WayBack:
 
     def _undo_match(self, memory, d_memory, query, d_scores):
         """Through scale * M q to q, to the rows, and to the scale."""
-        query = ops.cast(query, self.wide)
-        d_scale = ops.sum(d_scores * memory_ops.match(memory, query))
+        kept, query = query, ops.cast(query, self.wide)
+        d_scale = bound(ops.sum(d_scores * memory_ops.match(memory, query)))
         scaled = self.weights["match_scale"] * d_scores
         rows = ops.cast(memory, self.wide)
         d_query = ops.sum(ops.expand_dims(scaled, -1) * rows, axis=1)
         d_rows = ops.cast(_outer(scaled, query), d_memory.dtype)
-        d_query = bound(ops.cast(d_query, d_memory.dtype))
+        d_query = ops.cast(d_query, d_memory.dtype)
+        d_query = bound(undo_bounded_factor(kept, d_query))
         return d_query, d_memory + d_rows, d_scale
 
     def weight_gradients(self, tape, found, sums):

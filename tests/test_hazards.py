@@ -31,6 +31,8 @@ STEPS = 50
 # Float16 ends at 65504: no 1e30 there.
 CONSTANTS = (0.0, 30.0, -30.0)
 HUGE = 1e30
+# Where the loop is not compiled, 20,000 steps would take a minute.
+LONG = 20_000 if BACKEND == "jax" else 1_000
 
 OPTIONS = {
     "write_inputs": True,
@@ -153,8 +155,8 @@ def test_weights_stay_finite_in_float16(variety, rng, monkeypatch):
         keras.config.set_dtype_policy(before)
 
 
-def test_twenty_thousand_steps_stay_finite(rng):
-    x = hazards(rng, time=20_000)[[0, -1]]
+def test_long_sequences_stay_finite(rng):
+    x = hazards(rng, time=LONG)[[0, -1]]
     layer = ARMIN(2, 2, layer_norm=True)
     layer.build(x.shape)
     found, found_x = gradients(layer, x, training=True, in_graph=True)
