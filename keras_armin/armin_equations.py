@@ -79,7 +79,7 @@ class ARMINEquations:
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(batch, features)` alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         columns = affine(inputs, weights["kernel"], weights.get("bias"))
         columns = ops.split(columns, self._column_ends, axis=-1)
         return {
@@ -93,7 +93,7 @@ class ARMINEquations:
         One product for each tensor that a step needs: to cut out the pieces
         of a common one would cost a copy of everything, twice.
         """
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         kernels = ops.split(weights["kernel"], self._column_ends, axis=-1)
         biases = [None] * len(kernels)
         if "bias" in weights:
@@ -112,8 +112,8 @@ class ARMINEquations:
     def _project_further(self, weights, inputs):
         names = {"write": self.write_inputs, "query": self.content_addressing}
         return {
-            name: bounded_factor(
-                ops.matmul(inputs, weights[f"{name}_kernel"][: self.input_dim])
+            name: ops.matmul(
+                inputs, weights[f"{name}_kernel"][: self.input_dim]
             )
             for name, wanted in names.items()
             if wanted
@@ -355,7 +355,7 @@ class ARMINEquations:
 
     def output_gates(self, weights, inputs, gated, sequence_noise):
         """o^h and o^r of Eq. 6, from the weights of the output alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
@@ -424,6 +424,13 @@ class ARMINEquations:
             memory, slot, value, in_place, after=replaced
         )
         return memory, slot, replaced
+
+
+def entering_inputs(inputs, sequence_noise):
+    """Inputs as they are multiplied with kernels."""
+    # A gradient of a kernel is a multiple of them, and is then, in the next
+    # update, multiplied with them again.
+    return times(bounded_factor(inputs), sequence_noise.inputs)
 
 
 def affine(inputs, kernel, bias):

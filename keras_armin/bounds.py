@@ -20,8 +20,8 @@ LARGEST_GRADIENT = 1e6
 # from it, and bend gradients that are merely scaled.
 LARGEST_GRADIENT_FLOAT16 = 2.0**15
 
-# Of what is multiplied with its like in a loop, a query and what it is matched
-# with: the product of two has to fit.
+# Of inputs, and of queries: what is multiplied with something that may have
+# grown as large, such as kernels after an update, has to leave room for it.
 LARGEST_FACTOR = 1e9
 
 

@@ -9,6 +9,7 @@ from keras_armin import checks
 from keras_armin import memory as memory_ops
 from keras_armin import noise
 from keras_armin.armin_equations import affine
+from keras_armin.armin_equations import entering_inputs
 from keras_armin.armin_equations import times
 from keras_armin.armin_equations import zone_out
 from keras_armin.backends import ops
@@ -151,7 +152,7 @@ class LSTMDrivenCell(MemoryCell):
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(..., features)` alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         return {"gates": affine(inputs, weights["kernel"], weights.get("bias"))}
 
     def lstm(
