@@ -11,6 +11,8 @@ from keras_armin import memory as memory_ops
 from keras_armin.backends import activate
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
+from keras_armin.bounds import bounded
+from keras_armin.bounds import bounded_factor
 from keras_armin.cell import Step
 from keras_armin.noise import SequenceNoise
 from keras_armin.normalization import layer_norm
@@ -29,6 +31,10 @@ class ARMINState(NamedTuple):
 
 # What is left of the columns of `kernel`, in their order.
 PROJECTED = ("address", "input_gates", "gates")
+
+
+# The exponent of the scale of a content match: beyond it nothing is sharper.
+LARGEST_SCALE = 10.0
 
 
 # Gradients of the usual activations, from their values.
@@ -77,7 +83,7 @@ class ARMINEquations:
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(batch, features)` alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         columns = affine(inputs, weights["kernel"], weights.get("bias"))
         columns = ops.split(columns, self._column_ends, axis=-1)
         return {
@@ -91,7 +97,7 @@ class ARMINEquations:
         One product for each tensor that a step needs: to cut out the pieces
         of a common one would cost a copy of everything, twice.
         """
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         kernels = ops.split(weights["kernel"], self._column_ends, axis=-1)
         biases = [None] * len(kernels)
         if "bias" in weights:
@@ -234,6 +240,7 @@ class ARMINEquations:
         if ranks is not None:
             recency = ops.log(ranks + 1)
             scores = scores + weights["recency_scale"] * recency
+        scores = bounded(scores)
         address = memory_ops.address(
             scores, self.addressing, training, straight_through=not record
         )
@@ -260,7 +267,8 @@ class ARMINEquations:
             )
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
-        h = zone_out(self.zoneout, c, h_tm1, noise.zoneout, training)
+        # All that later steps send back passes here.
+        h = bounded(zone_out(self.zoneout, c, h_tm1, noise.zoneout, training))
         value = self._written_value(weights, projected, h)
 
         if live is not None:
@@ -318,7 +326,8 @@ class ARMINEquations:
             # A half precision kernel might overflow.
             weights["score_scale"] = 1 / temperature
         if self.content_addressing:
-            scale = ops.exp(ops.cast(weights.pop("content_scale"), wide))
+            scale = ops.cast(weights.pop("content_scale"), wide)
+            scale = ops.exp(ops.clip(scale, -LARGEST_SCALE, LARGEST_SCALE))
             scale = scale / math.sqrt(self.memory_dim)
             weights["match_scale"] = scale / temperature
         if self.recency_addressing:
@@ -330,7 +339,8 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        return plus_product(projected["query"], h, rows)
+        query = bounded(plus_product(projected["query"], h, rows))
+        return bounded_factor(query)
 
     def _scores(self, weights, projected, query, h, memory, in_place):
         address = projected["address"]
@@ -344,7 +354,7 @@ class ARMINEquations:
         if query is None:
             return scores
         match = memory_ops.match(memory, ops.cast(query, wide))
-        return scores + weights["match_scale"] * match
+        return scores + bounded(weights["match_scale"]) * match
 
     def input_gates(self, weights, gates, in_place):
         """Eq. 3: g^h and g^r, what of [h, r] takes part."""
@@ -363,7 +373,7 @@ class ARMINEquations:
 
     def output_gates(self, weights, inputs, gated, sequence_noise):
         """o^h and o^r of Eq. 6, from the weights of the output alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
@@ -413,7 +423,8 @@ class ARMINEquations:
             return h
         rows = weights["write_kernel"][-self.units :]
         value = affine(h, rows, weights.get("write_bias"))
-        return value + projected["write"] if self.write_inputs else value
+        value = value + projected["write"] if self.write_inputs else value
+        return bounded(value)
 
     def _write(self, memory, address, count, value, live, record, in_place):
         """The new memory, where it was written to, and the row before that."""
@@ -439,6 +450,13 @@ class ARMINEquations:
             slot = backends.best_slot(written)
         new = memory_ops.note_write(ranks, slot)
         return new if live is None else ops.where(live, new, ranks)
+
+
+def entering_inputs(inputs, sequence_noise):
+    """Inputs as they are multiplied with kernels."""
+    # A gradient of a kernel is a multiple of them, and is then, in the next
+    # update, multiplied with them again.
+    return times(bounded_factor(inputs), sequence_noise.inputs)
 
 
 def affine(inputs, kernel, bias):

@@ -1,6 +1,8 @@
 import keras
 
 from keras_armin.backends import ops
+from keras_armin.bounds import bound
+from keras_armin.bounds import bounded
 from keras_armin.memory import wide_dtype
 
 # What the authors' code uses; it also keeps gains small over a zero state.
@@ -9,7 +11,7 @@ EPSILON = 1e-3
 
 def layer_norm(x, sizes, gain, bias):
     """Normalise each block of `x` `(..., sum(sizes))` for itself."""
-    wide = _wide(x)
+    x, wide = bounded(x), _wide(x)
     (normal,) = _per_block(_normalise, sizes, ops.cast(x, wide))
     normal = normal * ops.cast(gain, wide) + ops.cast(bias, wide)
     return ops.cast(normal, x.dtype)
@@ -27,7 +29,7 @@ def layer_norm_gradient(x, sizes, gain, d_y):
     )
     d_gain, d_bias = ops.sum(d_y * normal, axis=0), ops.sum(d_y, axis=0)
     # Sums over many steps stay wide.
-    return ops.cast(d_x, x.dtype), d_gain, d_bias
+    return bound(ops.cast(d_x, x.dtype)), d_gain, d_bias
 
 
 def _wide(x):

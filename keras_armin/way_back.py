@@ -10,6 +10,8 @@ from keras_armin import memory as memory_ops
 from keras_armin.armin_equations import GRADIENTS
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
+from keras_armin.bounds import bound
+from keras_armin.bounds import undo_bounded_factor
 from keras_armin.normalization import layer_norm
 from keras_armin.normalization import layer_norm_gradient
 
@@ -72,9 +74,9 @@ class WayBack:
         )
         found = {}
         if self.cell.has_write_kernel:
-            found["d_value"] = d_written
+            found["d_value"] = d_written = bound(d_written)
             d_written = ops.matmul(d_written, self.turned["write_kernel"])
-        d_h = d_h + d_written
+        d_h = bound(d_h + d_written)
         if "zoneout" in now:
             d_kept, d_h = _part(now["zoneout"], d_h)
             d_h_tm1.append(d_kept)
@@ -97,7 +99,7 @@ class WayBack:
         d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
 
         d_memory = self._memory_gradient(carry["d_memory"], now, d_left, d_r)
-        d_scores = memory_ops.read_gradient(memory, now["relaxed"], d_r)
+        d_scores = bound(memory_ops.read_gradient(memory, now["relaxed"], d_r))
         found["d_scores"] = d_scores
         d_dropped_h = ops.matmul(
             self._of_product(d_scores),
@@ -218,13 +220,15 @@ class WayBack:
 
     def _undo_match(self, memory, d_memory, query, d_scores):
         """Through scale * M q to q, to the rows, and to the scale."""
-        query = ops.cast(query, self.wide)
-        d_scale = ops.sum(d_scores * memory_ops.match(memory, query))
+        kept, query = query, ops.cast(query, self.wide)
+        d_scale = bound(ops.sum(d_scores * memory_ops.match(memory, query)))
         scaled = self.weights["match_scale"] * d_scores
         rows = ops.cast(memory, self.wide)
         d_query = ops.sum(ops.expand_dims(scaled, -1) * rows, axis=1)
         d_rows = ops.cast(_outer(scaled, query), d_memory.dtype)
-        return ops.cast(d_query, d_memory.dtype), d_memory + d_rows, d_scale
+        d_query = ops.cast(d_query, d_memory.dtype)
+        d_query = bound(undo_bounded_factor(kept, d_query))
+        return d_query, d_memory + d_rows, d_scale
 
     def weight_gradients(self, tape, found, sums):
         dropped = times(tape["both"], self.drop)
@@ -275,7 +279,7 @@ def _undo(activation, x, y, d_y):
 def _part(condition, x):
     """`x` where the condition holds, and `x` where it does not."""
     held = ops.where(condition, x, ops.zeros_like(x))
-    return held, x - held
+    return held, ops.where(condition, ops.zeros_like(x), x)
 
 
 def _outer(weights, vectors):

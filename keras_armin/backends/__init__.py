@@ -21,6 +21,7 @@
   of equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
   not negative. All int32, and in operations that the converters of exported
   models know.
+- `clip_gradient(x, largest)`: `x`, whose gradient is clipped on its way back.
 - `constant(x)`: a weight as a loop takes it.
 - `without_autocast(x)`: a context in which nothing is cast but by us.
 - `activate(function, x, in_place)`: an activation; `check_batch_size`: for
@@ -58,6 +59,7 @@ _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 activate = _backend.activate
 best_slot = _backend.best_slot
 check_batch_size = _backend.check_batch_size
+clip_gradient = _backend.clip_gradient
 can_go_back_by_hand = _backend.can_go_back_by_hand
 constant = _backend.constant
 copies = _backend.copies

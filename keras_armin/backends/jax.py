@@ -1,4 +1,5 @@
 import contextlib
+import functools
 
 import jax
 import keras
@@ -101,6 +102,17 @@ def pullback(function, x, d_y):
     """The gradient of `x`, from that of `function(x)`."""
     _, pull = jax.vjp(function, x)
     return pull(d_y)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def clip_gradient(x, largest):
+    return x
+
+
+clip_gradient.defvjp(
+    lambda x, largest: (x, None),
+    lambda largest, _, d_x: (jnp.clip(d_x, -largest, largest),),
+)
 
 
 def can_go_back_by_hand():

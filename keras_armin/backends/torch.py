@@ -217,6 +217,32 @@ def pullback(function, x, d_y):
     return torch.autograd.grad(y, x, d_y)[0]
 
 
+def clip_gradient(x, largest):
+    if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return x
+    return _Clipped.apply(x, largest)
+
+
+class _Clipped(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, largest):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.largest = inputs[1]
+
+    @staticmethod
+    def backward(ctx, d_x):
+        return d_x.clamp(-ctx.largest, ctx.largest), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        return tangent.view_as(tangent)
+
+
 class _HandWritten(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, constants, *inputs):

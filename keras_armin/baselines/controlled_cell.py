@@ -9,6 +9,7 @@ from keras_armin.backends import ops
 from keras_armin.baselines.initial_states import InitialStates
 from keras_armin.baselines.lstm_cell import LSTMDrivenCell
 from keras_armin.baselines.lstm_cell import count_step
+from keras_armin.bounds import bounded
 from keras_armin.cell import Step
 
 VARIANTS = ("published", "released")
@@ -113,10 +114,13 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
         reads, memory, extra, read, written = self.use_memory(
             parts,
             ops.reshape(
-                ops.cast(state["memory"], wide),
+                ops.cast(bounded(state["memory"]), wide),
                 (-1, self.memory_slots, self.memory_dim),
             ),
-            {name: ops.cast(state[name], wide) for name in self.extra_states},
+            {
+                name: ops.cast(bounded(state[name]), wide)
+                for name in self.extra_states
+            },
             memory_ops.pointer_to_count(state["pointer"]),
         )
         reads = ops.reshape(reads, (-1, self.fed_back))

@@ -9,11 +9,13 @@ from keras_armin import checks
 from keras_armin import memory as memory_ops
 from keras_armin import noise
 from keras_armin.armin_equations import affine
+from keras_armin.armin_equations import entering_inputs
 from keras_armin.armin_equations import times
 from keras_armin.armin_equations import zone_out
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
 from keras_armin.blocks import BlockInitializer
+from keras_armin.bounds import bounded
 from keras_armin.cell import MemoryCell
 from keras_armin.cell import arguments_of
 from keras_armin.cell import packaged
@@ -150,7 +152,7 @@ class LSTMDrivenCell(MemoryCell):
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(..., features)` alone."""
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         return {"gates": affine(inputs, weights["kernel"], weights.get("bias"))}
 
     def lstm(
@@ -201,6 +203,8 @@ class LSTMDrivenCell(MemoryCell):
                 weights["norm_gain"],
                 weights["norm_bias"],
             )
+        else:
+            gates = bounded(gates)
         gates, j = ops.split(gates, [3 * u], axis=-1)
         gates = self.recurrent_activation(gates)
         i, f, o = ops.split(gates, [u, 2 * u], axis=-1)

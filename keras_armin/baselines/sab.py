@@ -9,6 +9,7 @@ from keras_armin.backends import ops
 from keras_armin.baselines import heads
 from keras_armin.baselines.lstm_cell import LSTMDrivenCell
 from keras_armin.baselines.lstm_cell import count_step
+from keras_armin.bounds import bounded
 from keras_armin.cell import Step
 from keras_armin.cell_layer import CellLayer
 
@@ -132,7 +133,7 @@ class SABCell(LSTMDrivenCell):
             ops.expand_dims(ops.cast(recall, h.dtype), 1),
             rows[..., : self.units],
         )[:, 0]
-        h = h + recalled
+        h = bounded(h + recalled)
         rows, written = self._store(weights, rows, h, count)
         new = [
             ops.concatenate([h, recalled], axis=-1),

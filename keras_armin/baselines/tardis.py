@@ -8,7 +8,7 @@ from keras_armin import memory as memory_ops
 from keras_armin import noise
 from keras_armin.armin_cell import ADDRESSING
 from keras_armin.armin_equations import affine
-from keras_armin.armin_equations import times
+from keras_armin.armin_equations import entering_inputs
 from keras_armin.backends import ops
 from keras_armin.backends import plus_product
 from keras_armin.baselines.controlled_cell import VARIANTS
@@ -219,7 +219,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         projected = super().project(weights, inputs, sequence_noise)
-        inputs = times(inputs, sequence_noise.inputs)
+        inputs = entering_inputs(inputs, sequence_noise)
         for name in ("address", "switch"):
             projected[name] = affine(
                 inputs, weights[f"{name}_kernel"], weights.get(f"{name}_bias")

@@ -1,0 +1,57 @@
+"""Keeps what flows back through many steps finite.
+
+A step may stretch a gradient: a layer norm over zeros has a slope of
+1 / sqrt(1e-3) = 32, and 32 ** 50 is no float32. Where such factors would
+multiply up from step to step, the gradient is clipped, element by element, at
+a size that it has only when it is about to overflow.
+"""
+
+import keras
+
+from keras_armin import backends
+from keras_armin.backends import ops
+
+# Far above any gradient that is of use. Far enough below the largest float32,
+# 3e38, for products with weights and activations, and for sums of them over
+# thousands of steps.
+LARGEST_GRADIENT = 1e6
+# Float16 ends at 65504. Keras scales the loss up until a gradient overflows,
+# and leaves out an update in which one does: a lower bound would hide that
+# from it, and bend gradients that are merely scaled.
+LARGEST_GRADIENT_FLOAT16 = 2.0**15
+
+# Of inputs, and of queries: what is multiplied with something that may have
+# grown as large, such as kernels after an update, has to leave room for it.
+LARGEST_FACTOR = 1e9
+
+
+def largest_gradient(dtype):
+    dtype = keras.backend.standardize_dtype(dtype)
+    if dtype == "float16":
+        return LARGEST_GRADIENT_FLOAT16
+    return LARGEST_GRADIENT
+
+
+def bounded(x):
+    """`x` itself; its gradient is clipped on the way back."""
+    return backends.clip_gradient(x, largest_gradient(x.dtype))
+
+
+def bound(d_x):
+    """The gradient as `bounded` would hand it back, for one taken by hand."""
+    largest = largest_gradient(d_x.dtype)
+    return ops.clip(d_x, -largest, largest)
+
+
+def bounded_factor(x):
+    """`x`, kept small enough to be multiplied with its like in float32."""
+    if keras.backend.standardize_dtype(x.dtype) == "float16":
+        # It holds nothing that large.
+        return x
+    return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+def undo_bounded_factor(y, d_y):
+    """The gradient of `x` from that of `y`, which is `bounded_factor(x)`."""
+    free = (y > -LARGEST_FACTOR) & (y < LARGEST_FACTOR)
+    return ops.where(free, d_y, ops.zeros_like(d_y))
