@@ -3,6 +3,7 @@
 from keras_armin import baselines
 from keras_armin import callbacks
 from keras_armin.armin import ARMIN
+from keras_armin.armin_cell import PAPER
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.exporting import export
 from keras_armin.inspection import MemoryTrace
@@ -18,6 +19,7 @@ __all__ = [
     "ARMIN",
     "ARMINCell",
     "MemoryTrace",
+    "PAPER",
     "StepModel",
     "StreamingModel",
     "__version__",

@@ -1,10 +1,14 @@
 """The cell of ARMIN: its arguments, weights and noise."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+from keras.activations import linear
+from keras.activations import tanh
 
 from keras_armin import checks
 from keras_armin import memory as memory_ops
@@ -21,6 +25,20 @@ ADDRESSING = ("hard", "relaxed", "soft")
 
 # Reads then begin among the oldest slots.
 INITIAL_RECENCY_SCALE = 2.0
+
+# In a file of weights: the minor version that wrote it. 0.1 did not say.
+WRITTEN_BY = "written_by"
+
+# The arguments of the paper's own network.
+PAPER = {
+    "addressing": "hard",
+    "temperature": 1.0,
+    "noise_scale": 1.0,
+    "state_activation": None,
+    "output_activation": "tanh",
+    "recency_addressing": False,
+    "content_addressing": False,
+}
 
 # What a config of version 0.1 leaves out, and means.
 MEANT_BY_0_1 = {"noise_scale": 1.0, "recency_addressing": False}
@@ -44,6 +62,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
         h' = f * h + i * g                                          Eq. 7
         output = [o^h * tanh(h'), o^r * tanh(r)]                    Eq. 8
         M[slot] = h'
+
+    By default two things differ from the paper, because networks learn better
+    so: the best slot is read, without noise, also while training; and tanh
+    bounds the state, h' = tanh(f * h + i * g), in place of the output. The
+    paper's own cell is `ARMINCell(units, **keras_armin.PAPER)`.
 
     The first `memory_slots` steps fill the slots in order, whatever was read;
     after that the slot just read is overwritten. Empty slots hold zeros, or
@@ -74,9 +97,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
         recurrent_activation: Activation of all gates, element by element.
             Defaults to `"sigmoid"`.
         state_activation: Applied to the new hidden state before it is output
-            and carried. Defaults to `None`: the state is not bounded.
+            and carried. `None`, as in the paper, leaves the state unbounded.
+            Defaults to `"tanh"`.
         output_activation: Applied to the hidden state and to what was read
-            for the output, element by element. Defaults to `"tanh"`.
+            for the output, element by element. It is `"tanh"` in the paper,
+            whose state is unbounded. Defaults to `None`.
         use_bias: bool. Defaults to `True`.
         unit_forget_bias: bool. Start the forget gate's bias at 1. Defaults to
             `True`.
@@ -161,8 +186,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
         temperature: float = 1.0,
         activation: str | Callable | None = "tanh",
         recurrent_activation: str | Callable | None = "sigmoid",
-        state_activation: str | Callable | None = None,
-        output_activation: str | Callable | None = "tanh",
+        state_activation: str | Callable | None = "tanh",
+        output_activation: str | Callable | None = None,
         use_bias: bool = True,
         unit_forget_bias: bool = True,
         write_inputs: bool = False,
@@ -420,6 +445,27 @@ class ARMINCell(ARMINEquations, MemoryCell):
     @classmethod
     def from_config(cls, config):
         return cls(**{**MEANT_BY_0_1, **config})
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store[WRITTEN_BY] = np.array(2)  # version 0.2
+
+    def load_own_variables(self, store):
+        self._warn_of_0_1(store)
+        super().load_own_variables(store)
+
+    def _warn_of_0_1(self, store):
+        """A file of weights alone does not say which network they are of."""
+        activations = (self.state_activation, self.output_activation)
+        if WRITTEN_BY in store.keys() or activations != (tanh, linear):
+            return
+        warnings.warn(
+            f"Cell '{self.name}' loads weights that version 0.1 wrote. If "
+            "the layer they come from was made with the defaults of 0.1, make "
+            "this one with `**keras_armin.PAPER`: the defaults of "
+            "`state_activation` and `output_activation` have changed.",
+            stacklevel=2,
+        )
 
 
 def cell_arguments():

@@ -56,6 +56,8 @@ class MemoryCell(
 
     state_names: tuple[str, ...] = ()
     memory_slots: int = 0
+    # Noise takes part in no result: a file may have it or not.
+    optional_weights: tuple[str, ...] = ("noise_scale", "written_by")
     wide_weights: tuple[str, ...] = ("temperature", "noise_scale")
 
     def __init_subclass__(cls, **kwargs):
@@ -257,8 +259,7 @@ class MemoryCell(
             store[variable.name] = variable
 
     def load_own_variables(self, store):
-        # Noise takes part in no result: a file may have it or not.
-        load_by_name(self, self.weights, store, optional=("noise_scale",))
+        load_by_name(self, self.weights, store, optional=self.optional_weights)
         if self.after_loading is not None:
             self.after_loading()
 

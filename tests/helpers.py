@@ -35,7 +35,7 @@ FULL = {
     "temperature": 0.7,
     "activation": "softsign",
     "recurrent_activation": "hard_sigmoid",
-    "state_activation": "tanh",
+    "state_activation": "softsign",
     "output_activation": "softsign",
     "use_bias": False,
     "unit_forget_bias": False,

@@ -22,8 +22,8 @@ DEFAULTS = {
     "temperature": 1.0,
     "activation": "tanh",
     "recurrent_activation": "sigmoid",
-    "state_activation": None,
-    "output_activation": "tanh",
+    "state_activation": "tanh",
+    "output_activation": None,
     "use_bias": True,
     "write_inputs": False,
     "learn_initial_state": False,
@@ -290,9 +290,11 @@ def random_weights(rng, features, units, options):
     }
 
 
+PAPER = {"state_activation": None, "output_activation": "tanh"}
 GOLDEN_CASES = {
-    "paper": {"memory_slots": 3},
+    "paper": {"memory_slots": 3, **PAPER},
     "language_model": {
+        **PAPER,
         "memory_slots": 4,
         "layer_norm": True,
         "zoneout": 0.3,
@@ -308,6 +310,7 @@ GOLDEN_CASES = {
         "learn_initial_state": True,
     },
     "content": {
+        **PAPER,
         "memory_slots": 5,
         "memory_dim": 2,
         "content_addressing": True,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_armin
 from keras_armin import ARMIN
 from tests import reference
 from tests.helpers import BATCH
@@ -72,7 +73,12 @@ def test_parameter_counts_of_the_paper(arguments, expected):
         [
             keras.Input((None,), dtype="int32"),
             keras.layers.Embedding(50, 128),
-            ARMIN(**arguments, layer_norm=True, return_sequences=True),
+            ARMIN(
+                **arguments,
+                **keras_armin.PAPER,
+                layer_norm=True,
+                return_sequences=True,
+            ),
             keras.layers.Dense(50),
         ]
     )
@@ -244,6 +250,7 @@ def test_a_checkpoint_holds_the_weights_under_their_names(rng, tmp_path):
     assert cell == {
         **reference.weight_shapes(FEATURES, UNITS, options),
         "temperature": (),
+        "written_by": (),
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import keras_armin
 from keras_armin import ARMIN
 from tests import reference
 from tests.conftest import IN_CI
@@ -85,7 +86,17 @@ def name_of(options):
     return "-".join(f"{v}" for v in options.values())
 
 
-def compare(options, dtype, training, rng, tolerance, time=TIME, slots=SLOTS):
+def compare(
+    options,
+    dtype,
+    training,
+    rng,
+    tolerance,
+    time=TIME,
+    slots=SLOTS,
+    arguments=None,
+):
+    """`arguments` are those of the layer, if they are not `options`."""
     options = {"memory_slots": slots, "temperature": 0.6, **options}
     weights = reference.random_weights(rng, FEATURES, UNITS, options)
     x = inputs(rng, time=time, dtype=dtype)
@@ -102,7 +113,11 @@ def compare(options, dtype, training, rng, tolerance, time=TIME, slots=SLOTS):
                 dtype=dtype,
                 return_sequences=True,
                 return_state=True,
-                **options,
+                **(
+                    {"memory_slots": slots, **arguments}
+                    if arguments
+                    else options
+                ),
             )
             layer.build(x.shape)
             set_cell_weights(layer.cell, weights)
@@ -226,6 +241,19 @@ def test_any_size_agrees_with_the_reference(
     tolerance = 2e-5 if dtype == "float32" else 1e-10
     np.testing.assert_allclose(
         outputs, expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_papers_own_network_is_one_call_away(training, rng, float64):
+    paper = {"state_activation": None, "output_activation": "tanh"}
+    compare(
+        {**paper, "temperature": 1.0, "noise_scale": 1.0},
+        "float64",
+        training,
+        rng,
+        1e-10,
+        arguments=keras_armin.PAPER,
     )
 
 

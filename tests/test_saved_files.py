@@ -5,11 +5,13 @@ and a stack with most options, each as a whole model and as weights alone.
 """
 
 import pathlib
+import warnings
 
 import keras
 import numpy as np
 import pytest
 
+import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 
@@ -36,6 +38,35 @@ def test_weights_of_0_1_give_the_same_numbers(name):
     np.testing.assert_allclose(
         model.predict(OUTPUTS["x"], verbose=0), OUTPUTS[name], atol=1e-6
     )
+
+
+def test_weights_of_0_1_are_not_taken_for_those_of_new_defaults():
+    def model(**arguments):
+        layer = ARMIN(4, memory_slots=3, **arguments)
+        return keras.Sequential(
+            [keras.Input((None, 3)), layer, keras.layers.Dense(2)]
+        )
+
+    with pytest.warns(UserWarning, match=r"\*\*keras_armin.PAPER"):
+        model().load_weights(FOLDER / "plain.weights.h5")
+    old = model(**keras_armin.PAPER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        old.load_weights(FOLDER / "plain.weights.h5")
+
+    np.testing.assert_allclose(
+        old.predict(OUTPUTS["x"], verbose=0), OUTPUTS["plain"], atol=1e-6
+    )
+
+
+def test_new_files_are_loaded_without_a_warning(tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), ARMIN(4)])
+    model.save(tmp_path / "new.keras")
+    model.save_weights(tmp_path / "new.weights.h5")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras.models.load_model(tmp_path / "new.keras")
+        model.load_weights(tmp_path / "new.weights.h5")
 
 
 def test_a_model_of_0_1_trains_as_it_did():

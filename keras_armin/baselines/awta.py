@@ -1,5 +1,7 @@
 """AwTA: ARMIN with the addressing of TARDIS."""
 
+from collections.abc import Callable
+
 import keras
 
 from keras_armin import checks
@@ -36,15 +38,16 @@ class AwTACell(TARDISAddressing, ARMINCell):
             so are the logits after 100 has been taken off, which leaves all
             others near zero and the choice to chance. Defaults to
             `"published"`.
-        addressing, temperature, activation, recurrent_activation,
-            state_activation, output_activation, use_bias, unit_forget_bias,
-            write_inputs, learn_initial_state, layer_norm, zoneout,
-            content_addressing, output_read, kernel_initializer,
-            recurrent_initializer, bias_initializer, kernel_regularizer,
-            recurrent_regularizer, bias_regularizer, kernel_constraint,
-            recurrent_constraint, bias_constraint, dropout,
-            recurrent_dropout, seed: See `ARMINCell`. There is no
-            `content_addressing`: it has to be `False`.
+        state_activation, output_activation, noise_scale: See `ARMINCell`.
+            They default to `None`, `"tanh"` and `1.0`, as in the paper.
+        addressing, temperature, activation, recurrent_activation, use_bias,
+            unit_forget_bias, write_inputs, learn_initial_state, layer_norm,
+            zoneout, content_addressing, output_read, recency_addressing,
+            kernel_initializer, recurrent_initializer, bias_initializer,
+            kernel_regularizer, recurrent_regularizer, bias_regularizer,
+            kernel_constraint, recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `ARMINCell`. `content_addressing` and
+            `recency_addressing` have to be `False`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
@@ -74,16 +77,18 @@ class AwTACell(TARDISAddressing, ARMINCell):
         key_dim: int = 16,
         address_units: int | None = None,
         variant: str = "published",
+        state_activation: str | Callable | None = None,
+        output_activation: str | Callable | None = "tanh",
         noise_scale: float = 1.0,
-        recency_addressing: bool = False,
         **kwargs,
     ):
         super().__init__(
             units,
             memory_slots,
             memory_dim,
+            state_activation=state_activation,
+            output_activation=output_activation,
             noise_scale=noise_scale,
-            recency_addressing=recency_addressing,
             **kwargs,
         )
         self.keep_addressing(key_dim, address_units)
@@ -164,17 +169,16 @@ class AwTA(CellLayer):
     `AwTA.cell` is the cell that holds the weights.
 
     Args:
-        units, memory_slots, memory_dim, key_dim, address_units, variant: See
-            `AwTACell`.
-        addressing, temperature, activation, recurrent_activation,
-            state_activation, output_activation, use_bias, unit_forget_bias,
-            write_inputs, learn_initial_state, layer_norm, zoneout,
-            content_addressing, output_read, kernel_initializer,
-            recurrent_initializer, bias_initializer, kernel_regularizer,
-            recurrent_regularizer, bias_regularizer, kernel_constraint,
-            recurrent_constraint, bias_constraint, dropout,
-            recurrent_dropout, seed: See `ARMINCell`. `temperature` may be a
-            schedule, as for `ARMIN`.
+        units, memory_slots, memory_dim, key_dim, address_units, variant,
+            state_activation, output_activation, noise_scale: See `AwTACell`.
+        addressing, temperature, activation, recurrent_activation, use_bias,
+            unit_forget_bias, write_inputs, learn_initial_state, layer_norm,
+            zoneout, content_addressing, output_read, recency_addressing,
+            kernel_initializer, recurrent_initializer, bias_initializer,
+            kernel_regularizer, recurrent_regularizer, bias_regularizer,
+            kernel_constraint, recurrent_constraint, bias_constraint, dropout,
+            recurrent_dropout, seed: See `ARMINCell`. `temperature` and
+            `noise_scale` may be schedules, as for `ARMIN`.
         return_sequences, return_state, go_backwards, stateful, unroll,
             zero_output_for_mask: See `LayerNormLSTM`.
 
