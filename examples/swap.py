@@ -79,7 +79,10 @@ def recurrent_layer(setting, units):
 def parameters(task, setting, units):
     """How many a model has, without the time to fill them."""
     with keras.StatelessScope(initialize_variables=False):
-        return training.parameters(task.model(recurrent_layer(setting, units)))
+        model = task.model(recurrent_layer(setting, units))
+    # Or Keras would fill them later, when another model is trained.
+    keras.utils.clear_session(free_memory=False)
+    return training.parameters(model)
 
 
 def matching_units(name, setting):
