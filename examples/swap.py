@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 import sys
 import time
 
@@ -328,7 +329,9 @@ def main(argv=None):
         results[name].setdefault(setting, []).append(run)
     draw(results, arguments.folder / "curves.png")
     print(f"\n{table(results, arguments.markdown)}\n")
+    words = sys.argv[1:] if argv is None else argv
     print(
+        f"{shlex.join(['python', 'examples/swap.py', *words])}\n"
         "mean (highest minus lowest) of seeds "
         f"{', '.join(map(str, arguments.seeds))}; "
         f"{keras.backend.backend()}, {run['machine']}\n"

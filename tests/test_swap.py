@@ -201,6 +201,7 @@ def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
     assert list(results["recall"]) == ["lstm", "default"]
     assert "| task | updates | parameters | lstm | default |" in printed
     assert "seeds 4;" in printed
+    assert "python examples/swap.py --tasks recall" in printed
     assert (folder / "curves.png").stat().st_size > 10_000
     assert len(list(folder.glob("*.json"))) == 2
     for runs in results["recall"].values():
