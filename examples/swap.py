@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 import sys
 import time
 
@@ -79,7 +80,10 @@ def recurrent_layer(setting, units):
 def parameters(task, setting, units):
     """How many a model has, without the time to fill them."""
     with keras.StatelessScope(initialize_variables=False):
-        return training.parameters(task.model(recurrent_layer(setting, units)))
+        model = task.model(recurrent_layer(setting, units))
+    # Or Keras would fill them later, when another model is trained.
+    keras.utils.clear_session(free_memory=False)
+    return training.parameters(model)
 
 
 def matching_units(name, setting):
@@ -325,7 +329,9 @@ def main(argv=None):
         results[name].setdefault(setting, []).append(run)
     draw(results, arguments.folder / "curves.png")
     print(f"\n{table(results, arguments.markdown)}\n")
+    words = sys.argv[1:] if argv is None else argv
     print(
+        f"{shlex.join(['python', 'examples/swap.py', *words])}\n"
         "mean (highest minus lowest) of seeds "
         f"{', '.join(map(str, arguments.seeds))}; "
         f"{keras.backend.backend()}, {run['machine']}\n"

@@ -133,6 +133,24 @@ def test_parameters_are_those_of_a_model_that_was_built():
     )
 
 
+def test_what_was_counted_is_never_filled(monkeypatch):
+    """On JAX that would take minutes, within the time of the next run."""
+    filled = []
+
+    def spy(self, shape, dtype=None):
+        filled.append(tuple(shape))
+        return zeros(self, shape, dtype)
+
+    zeros = keras.initializers.Zeros.__call__
+    monkeypatch.setattr(keras.initializers.Orthogonal, "__call__", spy)
+    swap.parameters(TASKS["recall"], "lstm", units=7)
+    of_tracing = list(filled)
+    with keras.StatelessScope():
+        pass
+
+    assert filled == of_tracing
+
+
 def test_the_units_are_the_nearest():
     task, units = TASKS["digits"], swap.matching_units("digits", "default")
     wanted = swap.parameters(task, "lstm", task.units)
@@ -183,6 +201,7 @@ def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
     assert list(results["recall"]) == ["lstm", "default"]
     assert "| task | updates | parameters | lstm | default |" in printed
     assert "seeds 4;" in printed
+    assert "python examples/swap.py --tasks recall" in printed
     assert (folder / "curves.png").stat().st_size > 10_000
     assert len(list(folder.glob("*.json"))) == 2
     for runs in results["recall"].values():
