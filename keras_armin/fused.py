@@ -123,7 +123,9 @@ def recur(
             last_only=last_only,
         )
         found = {**seen, **last}
-        return [found[k] for k in outputs], list(constants.values())
+        # JAX hands dicts on in another order.
+        kept = [constants[k] for k in constant_names]
+        return [found[k] for k in outputs], kept
 
     def forward_and_backward(inputs, residuals, gradients):
         constants = dict(zip(constant_names, residuals))
@@ -231,6 +233,7 @@ def _infer(cell, projected, weights, start, constants, last_only):
     return seen, last
 
 
+@in_own_precision
 def _forward(cell, projected, weights, start, constants, training):
     start, per_step, move = _mover(
         cell, projected, weights, start, constants, training, record=True

@@ -84,6 +84,8 @@ def clip_sum_of_replicas(optimizer):
 def in_own_precision(method):
     """Let a method of a float64 layer really compute in float64.
 
+    Also a function whose first argument is a layer, or a tensor.
+
     On JAX and torch most of `keras.ops` turn float64 into float32 without a
     word. Other dtypes, and float64 on a JAX without `JAX_ENABLE_X64`, which
     has none, are left alone.
@@ -91,7 +93,8 @@ def in_own_precision(method):
 
     @functools.wraps(method)
     def wrapper(self, *args, **kwargs):
-        if self.compute_dtype != "float64":
+        dtype = getattr(self, "compute_dtype", None) or self.dtype
+        if keras.backend.standardize_dtype(dtype) != "float64":
             return method(self, *args, **kwargs)
         with _keeping_float64():
             return method(self, *args, **kwargs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_armin import backends
 from keras_armin.backends import ops
+from keras_armin.keras_private import in_own_precision
 
 # The pointer counts how many writes a sample has made since its last reset,
 # in digits, because Keras casts every state to the compute dtype: bfloat16
@@ -185,6 +186,7 @@ def read_gradient(memory, relaxed, d_r):
     return relaxed * (d_weights - mean)
 
 
+@in_own_precision
 def _row_gradient(memory, slot, scores, d_r):
     d_memory = backends.put_rows(ops.zeros_like(memory), slot, d_r)
     return d_memory, None, read_gradient(memory, softmax(scores), d_r)
