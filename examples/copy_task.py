@@ -61,6 +61,8 @@ def build_model(max_length, units, memory_dim, updates, seed):
                 output_activation=None,
                 write_inputs=True,
                 noise_scale=1.0,
+                recency_addressing=False,
+                unit_gate_bias=False,
                 learn_initial_state=True,
                 return_sequences=True,
                 seed=seed,

@@ -109,7 +109,11 @@ NETWORKS = {
 _FAST = {"addressing": "relaxed", "temperature": 0.5, "layer_norm": True}
 # What long sequences want: the same reads in training and at inference, spread
 # over all slots.
-_LONG = {"noise_scale": 0.0, "recency_addressing": True}
+_LONG = {
+    "noise_scale": 0.0,
+    "recency_addressing": True,
+    "unit_gate_bias": True,
+}
 # A digit has 64 steps.
 _EVERY_FEW = {"store_every": 4, "truncate_every": 8}
 WITH_TEMPERATURE = ("armin", "tardis", "awta")

@@ -2,7 +2,7 @@
 
     python examples/swap.py                                six tasks, 3 seeds
     python examples/swap.py --tasks recall text --seeds 1  two tasks, one seed
-    python examples/swap.py --settings lstm default tanh   other networks too
+    python examples/swap.py --settings lstm default paper  other networks too
     python examples/swap.py --updates-scale 0.1            a quick look
 
 For whoever writes `ARMIN(64)` where `LSTM(128)` was and leaves the rest as it
@@ -48,22 +48,21 @@ from examples.support.swap_tasks import METRICS
 from examples.support.swap_tasks import TASKS
 
 LSTM, ARMIN = keras.layers.LSTM, keras_armin.ARMIN
-# A layer and its arguments beside `units`.
+# A layer and its arguments beside `units`. After the paper's cell, the default
+# with one of its differences from the paper undone, and other ideas.
 SETTINGS = {
     "lstm": (LSTM, {}),
     "default": (ARMIN, {}),
-    "paper": (
+    "paper": (ARMIN, keras_armin.PAPER),
+    "noise": (ARMIN, {"noise_scale": 1.0}),
+    "no-recency": (ARMIN, {"recency_addressing": False}),
+    "unbounded": (
         ARMIN,
-        {
-            "addressing": "hard",
-            "temperature": 1.0,
-            "state_activation": None,
-            "output_activation": "tanh",
-        },
+        {"state_activation": None, "output_activation": "tanh"},
     ),
-    "tanh": (ARMIN, {"state_activation": "tanh"}),
-    "relaxed": (ARMIN, {"addressing": "relaxed"}),
-    "soft": (ARMIN, {"addressing": "soft"}),
+    "closed-gates": (ARMIN, {"unit_gate_bias": False}),
+    "one-slot": (ARMIN, {"memory_slots": 1}),
+    "learnt-start": (ARMIN, {"learn_initial_state": True}),
     "layer-norm": (ARMIN, {"layer_norm": True}),
 }
 POINTS = 10  # validations in a run

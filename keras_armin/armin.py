@@ -61,7 +61,7 @@ class ARMIN(TemperedRNN):
             state_activation, output_activation, use_bias, unit_forget_bias,
             write_inputs, learn_initial_state, layer_norm, zoneout,
             content_addressing, output_read, recency_addressing,
-            kernel_initializer,
+            unit_gate_bias, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
@@ -69,11 +69,10 @@ class ARMIN(TemperedRNN):
 
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
-        initial_state: List `[output, h, memory, pointer]` to start from, as
-            `return_state=True` gives them, or a dict of them by name. What is
-            `None` in the list or missing in the dict starts from the cell's
-            initial state, whatever a stateful layer carries:
-            `initial_state={"h": h}`.
+        initial_state: List of states to start from, as `return_state=True`
+            gives them, or a dict of them by name. What is `None` in the list
+            or missing in the dict starts from the cell's initial state,
+            whatever a stateful layer carries: `initial_state={"h": h}`.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
         training: bool. Whether noise, dropout and zoneout are at work. On
             PyTorch, `train()` and `eval()` of the layer, or of a module around
@@ -115,7 +114,8 @@ class ARMIN(TemperedRNN):
         content_addressing: bool = False,
         output_read: bool = True,
         noise_scale: float | LearningRateSchedule = 0.0,
-        recency_addressing: bool = False,
+        recency_addressing: bool = True,
+        unit_gate_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",

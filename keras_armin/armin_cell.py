@@ -1,14 +1,10 @@
 """The cell of ARMIN: its arguments, weights and noise."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
-from keras.activations import linear
-from keras.activations import tanh
 
 from keras_armin import checks
 from keras_armin import memory as memory_ops
@@ -26,9 +22,6 @@ ADDRESSING = ("hard", "relaxed", "soft")
 # Reads then begin among the oldest slots.
 INITIAL_RECENCY_SCALE = 2.0
 
-# In a file of weights: the minor version that wrote it. 0.1 did not say.
-WRITTEN_BY = "written_by"
-
 # The arguments of the paper's own network.
 PAPER = {
     "addressing": "hard",
@@ -38,10 +31,15 @@ PAPER = {
     "output_activation": "tanh",
     "recency_addressing": False,
     "content_addressing": False,
+    "unit_gate_bias": False,
 }
 
 # What a config of version 0.1 leaves out, and means.
-MEANT_BY_0_1 = {"noise_scale": 1.0, "recency_addressing": False}
+MEANT_BY_0_1 = {
+    "noise_scale": 1.0,
+    "recency_addressing": False,
+    "unit_gate_bias": False,
+}
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -63,10 +61,12 @@ class ARMINCell(ARMINEquations, MemoryCell):
         output = [o^h * tanh(h'), o^r * tanh(r)]                    Eq. 8
         M[slot] = h'
 
-    By default two things differ from the paper, because networks learn better
-    so: the best slot is read, without noise, also while training; and tanh
-    bounds the state, h' = tanh(f * h + i * g), in place of the output. The
-    paper's own cell is `ARMINCell(units, **keras_armin.PAPER)`.
+    By default it differs from the paper, because it learns better so: the best
+    slot is read, without noise, while training too; slots written long ago are
+    preferred at first (`recency_addressing`); tanh bounds the state,
+    h' = tanh(f * h + i * g), in place of the output; and the input gates start
+    half open (`unit_gate_bias`). The paper's own cell is
+    `ARMINCell(units, **keras_armin.PAPER)`.
 
     The first `memory_slots` steps fill the slots in order, whatever was read;
     after that the slot just read is overwritten. Empty slots hold zeros, or
@@ -129,7 +129,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
             slot `recency_scale * log(1 + rank)`, where `rank` counts the other
             slots written since it was, and `recency_scale` is a trainable
             scalar that starts at 2. Reads then begin among the oldest slots.
-            Empty slots count as older than all others. Defaults to `False`.
+            Empty slots count as older than all others. Defaults to `True`.
+        unit_gate_bias: bool. Start the biases of the two input gates `g^h` and
+            `g^r` at 1, which lets more of `h` and `r` through. Defaults to
+            `True`.
         kernel_initializer, kernel_regularizer, kernel_constraint: For
             `kernel`, and `write_kernel` and `query_kernel` where they exist.
             The initializer defaults to `"glorot_uniform"`.
@@ -148,13 +151,14 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
-        states: List `[output, h, memory, pointer]` of shapes
+        states: List `[output, h, memory, pointer, write_order]` of shapes
             `(batch, output_size)`, `(batch, units)`,
-            `(batch, memory_slots * memory_dim)` and `(batch, 4)`. `pointer`
-            holds the number of writes so far as base-128 digits, least
-            significant first. With `recency_addressing` a fifth state
-            `write_order` holds, as digits too, the order in which the slots
-            were written.
+            `(batch, memory_slots * memory_dim)`, `(batch, 4)` and
+            `(batch, memory_slots * digits)`. `pointer` holds the number of
+            writes so far as base-128 digits, least significant first.
+            `write_order`, which only `recency_addressing` has, holds the order
+            in which the slots were written, with one digit a slot up to 128
+            slots.
         training: bool. Whether to apply noise, dropout and zoneout.
 
     Notes:
@@ -197,7 +201,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
         content_addressing: bool = False,
         output_read: bool = True,
         noise_scale: float = 0.0,
-        recency_addressing: bool = False,
+        recency_addressing: bool = True,
+        unit_gate_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",
@@ -249,6 +254,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         self.recency_addressing = checks.flag(
             "recency_addressing", recency_addressing
         )
+        self.unit_gate_bias = checks.flag("unit_gate_bias", unit_gate_bias)
         self.output_size = self.units + self.memory_dim * self.output_read
         self.state_size = [
             self.output_size,
@@ -350,9 +356,12 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 (size, self.bias_initializer)
                 for size in (self.address_width, *gates, *five)
             ]
+            ones = keras.initializers.Ones()
+            if self.unit_gate_bias and not self.layer_norm:
+                bias[1 : 1 + len(gates)] = [(size, ones) for size in gates]
             if self.unit_forget_bias and not self.layer_norm:
                 forget = 1 + len(gates) + 1
-                bias[forget] = (self.units, keras.initializers.Ones())
+                bias[forget] = (self.units, ones)
             self.bias = self.add_bias("bias", bias)
 
     def _build_write_map(self):
@@ -371,9 +380,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
         gates, five = sum(self.gate_sizes), sum(self.five_gate_sizes)
         zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
         self.gate_norm_gain = self.add_norm("gate_norm_gain", gates, ones)
-        self.gate_norm_bias = self.add_norm("gate_norm_bias", gates, zeros)
+        # A bias of 1 in `bias` would be normalised away.
+        self.gate_norm_bias = self.add_norm(
+            "gate_norm_bias", gates, ones if self.unit_gate_bias else zeros
+        )
         self.norm_gain = self.add_norm("norm_gain", five, ones)
-        # A forget bias of 1 in `bias` would be normalised away.
         forget = ones if self.unit_forget_bias else zeros
         starts = [zeros, forget] + [zeros] * (len(self.five_gate_sizes) - 2)
         self.norm_bias = self.add_norm(
@@ -446,26 +457,15 @@ class ARMINCell(ARMINEquations, MemoryCell):
     def from_config(cls, config):
         return cls(**{**MEANT_BY_0_1, **config})
 
-    def save_own_variables(self, store):
-        super().save_own_variables(store)
-        store[WRITTEN_BY] = np.array(2)  # version 0.2
-
     def load_own_variables(self, store):
-        self._warn_of_0_1(store)
+        if self.recency_addressing and "recency_scale" not in store.keys():
+            raise ValueError(
+                f"The weights file does not fit cell '{self.name}', which has "
+                "a `recency_scale`. If version 0.1 wrote it, from a layer with "
+                "the defaults of 0.1, make this layer with "
+                "`**keras_armin.PAPER`; else with `recency_addressing=False`."
+            )
         super().load_own_variables(store)
-
-    def _warn_of_0_1(self, store):
-        """A file of weights alone does not say which network they are of."""
-        activations = (self.state_activation, self.output_activation)
-        if WRITTEN_BY in store.keys() or activations != (tanh, linear):
-            return
-        warnings.warn(
-            f"Cell '{self.name}' loads weights that version 0.1 wrote. If "
-            "the layer they come from was made with the defaults of 0.1, make "
-            "this one with `**keras_armin.PAPER`: the defaults of "
-            "`state_activation` and `output_activation` have changed.",
-            stacklevel=2,
-        )
 
 
 def cell_arguments():

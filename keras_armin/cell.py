@@ -57,7 +57,7 @@ class MemoryCell(
     state_names: tuple[str, ...] = ()
     memory_slots: int = 0
     # Noise takes part in no result: a file may have it or not.
-    optional_weights: tuple[str, ...] = ("noise_scale", "written_by")
+    optional_weights: tuple[str, ...] = ("noise_scale",)
     wide_weights: tuple[str, ...] = ("temperature", "noise_scale")
 
     def __init_subclass__(cls, **kwargs):

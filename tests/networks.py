@@ -111,6 +111,7 @@ FIXED = {
 }
 for _name in FIXED["AwTA"]:
     NETWORKS["AwTA"].full[_name] = False
+NETWORKS["AwTA"].full["unit_gate_bias"] = True
 
 each_network = pytest.mark.parametrize(
     "network", NETWORKS.values(), ids=NETWORKS

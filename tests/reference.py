@@ -32,7 +32,7 @@ DEFAULTS = {
     "content_addressing": False,
     "output_read": True,
     "noise_scale": 0.0,
-    "recency_addressing": False,
+    "recency_addressing": True,
 }
 
 
@@ -290,7 +290,11 @@ def random_weights(rng, features, units, options):
     }
 
 
-PAPER = {"state_activation": None, "output_activation": "tanh"}
+PAPER = {
+    "state_activation": None,
+    "output_activation": "tanh",
+    "recency_addressing": False,
+}
 GOLDEN_CASES = {
     "paper": {"memory_slots": 3, **PAPER},
     "language_model": {
@@ -308,6 +312,7 @@ GOLDEN_CASES = {
         "output_activation": None,
         "write_inputs": True,
         "learn_initial_state": True,
+        "recency_addressing": False,
     },
     "content": {
         **PAPER,

@@ -250,7 +250,6 @@ def test_a_checkpoint_holds_the_weights_under_their_names(rng, tmp_path):
     assert cell == {
         **reference.weight_shapes(FEATURES, UNITS, options),
         "temperature": (),
-        "written_by": (),
     }
 
 

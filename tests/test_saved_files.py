@@ -5,7 +5,6 @@ and a stack with most options, each as a whole model and as weights alone.
 """
 
 import pathlib
-import warnings
 
 import keras
 import numpy as np
@@ -47,26 +46,14 @@ def test_weights_of_0_1_are_not_taken_for_those_of_new_defaults():
             [keras.Input((None, 3)), layer, keras.layers.Dense(2)]
         )
 
-    with pytest.warns(UserWarning, match=r"\*\*keras_armin.PAPER"):
+    with pytest.raises(ValueError, match=r"\*\*keras_armin.PAPER"):
         model().load_weights(FOLDER / "plain.weights.h5")
     old = model(**keras_armin.PAPER)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        old.load_weights(FOLDER / "plain.weights.h5")
+    old.load_weights(FOLDER / "plain.weights.h5")
 
     np.testing.assert_allclose(
         old.predict(OUTPUTS["x"], verbose=0), OUTPUTS["plain"], atol=1e-6
     )
-
-
-def test_new_files_are_loaded_without_a_warning(tmp_path):
-    model = keras.Sequential([keras.Input((None, 3)), ARMIN(4)])
-    model.save(tmp_path / "new.keras")
-    model.save_weights(tmp_path / "new.weights.h5")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        keras.models.load_model(tmp_path / "new.keras")
-        model.load_weights(tmp_path / "new.weights.h5")
 
 
 def test_a_model_of_0_1_trains_as_it_did():
@@ -81,9 +68,13 @@ def test_a_model_of_0_1_trains_as_it_did():
 @pytest.mark.parametrize("cls", [ARMIN, ARMINCell])
 def test_a_config_without_the_new_arguments_means_the_old_defaults(cls):
     config = cls(4, noise_scale=0.0, recency_addressing=True).get_config()
-    for name in ("noise_scale", "recency_addressing"):
+    meant = {
+        "noise_scale": 1.0,
+        "recency_addressing": False,
+        "unit_gate_bias": False,
+    }
+    for name in meant:
         del config[name]
-    old = cls.from_config(config)
+    old = cls.from_config(config).get_config()
 
-    assert old.get_config()["noise_scale"] == 1.0
-    assert old.get_config()["recency_addressing"] is False
+    assert {name: old[name] for name in meant} == meant

@@ -260,18 +260,18 @@ def test_the_table_has_mean_and_spread():
         {
             "recall": {
                 "lstm": runs(0.5, 0.6, 0.7),
-                "tanh": runs(0.25, 0.25, 0.25),
+                "paper": runs(0.25, 0.25, 0.25),
             },
             "adding": {
                 "lstm": runs(0.01, 0.03, 0.02),
-                "tanh": runs(0.1, 0.2, 0.3),
+                "paper": runs(0.1, 0.2, 0.3),
             },
         },
         markdown=True,
     )
 
     assert table.splitlines() == [
-        "| task | updates | parameters | lstm | tanh |",
+        "| task | updates | parameters | lstm | paper |",
         "| --- | --- | --- | --- | --- |",
         "| recall, accuracy | 1,200 | 12,345 / 12,345 | 60.0 % (20.0 %) | "
         "25.0 % (0.0 %) |",

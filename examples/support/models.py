@@ -43,6 +43,7 @@ def armin(options, **layer_arguments):
         content_addressing=options.content_addressing,
         noise_scale=options.noise_scale,
         recency_addressing=options.recency_addressing,
+        unit_gate_bias=options.unit_gate_bias,
         layer_norm=options.layer_norm,
         zoneout=options.zoneout,
         seed=options.seed,
@@ -158,6 +159,7 @@ DEFAULTS = {
     "content_addressing": False,
     "noise_scale": 1.0,
     "recency_addressing": False,
+    "unit_gate_bias": False,
     "temperature": 1.0,
     "final_temperature": 0.3,
     "annealing": 0,
@@ -236,6 +238,11 @@ def add_options(parser):
         "--recency-addressing",
         action=argparse.BooleanOptionalAction,
         help="armin: prefer slots that were written long ago, beyond the paper",
+    )
+    network.add_argument(
+        "--unit-gate-bias",
+        action=argparse.BooleanOptionalAction,
+        help="armin: start with the input gates more open than the paper's",
     )
     network.add_argument(
         "--temperature", type=float, help="of those reads, at the start"
