@@ -151,14 +151,24 @@ def test_recurrent_blocks_are_orthogonal():
         )
 
 
-def test_the_forget_bias_starts_at_one_where_it_counts():
+def test_biases_start_at_one_where_it_counts():
     forget = slice(SLOTS + UNITS + DIM + UNITS, SLOTS + UNITS + DIM + 2 * UNITS)
-    sizes = {"memory_slots": SLOTS, "memory_dim": DIM}
+    sizes = {
+        "memory_slots": SLOTS,
+        "memory_dim": DIM,
+        "unit_gate_bias": False,
+    }
 
     plain = ARMIN(UNITS, **sizes)
     plain.build((None, None, FEATURES))
     bias = array(plain.cell.bias)
     assert (bias[forget] == 1).all() and bias.sum() == UNITS
+
+    gates = slice(SLOTS, SLOTS + UNITS + DIM)
+    opened = ARMIN(UNITS, **{**sizes, "unit_gate_bias": True})
+    opened.build((None, None, FEATURES))
+    bias = array(opened.cell.bias)
+    assert (bias[gates] == 1).all() and bias.sum() == 2 * UNITS + DIM
 
     normed = ARMIN(UNITS, layer_norm=True, **sizes)
     normed.build((None, None, FEATURES))
@@ -166,6 +176,12 @@ def test_the_forget_bias_starts_at_one_where_it_counts():
     assert (norm_bias[UNITS : 2 * UNITS] == 1).all()
     assert norm_bias.sum() == UNITS
     assert (array(normed.cell.bias) == 0).all()
+    assert (array(normed.cell.gate_norm_bias) == 0).all()
+
+    opened = ARMIN(UNITS, layer_norm=True, **{**sizes, "unit_gate_bias": True})
+    opened.build((None, None, FEATURES))
+    assert (array(opened.cell.gate_norm_bias) == 1).all()
+    assert (array(opened.cell.bias) == 0).all()
 
     without = ARMIN(UNITS, layer_norm=True, unit_forget_bias=False, **sizes)
     without.build((None, None, FEATURES))
@@ -299,7 +315,7 @@ def test_low_precision_follows_float32(make, policy, rng):
     # Just before the memory is full.
     state = exact.get_initial_state(2)
     pointer = ops.convert_to_tensor([[51.0, 16.0, 0.0, 0.0]] * 2)  # 2099
-    state[-1] = ops.cast(pointer, state[-1].dtype)
+    state[3] = ops.cast(pointer, state[3].dtype)
     low_state = [ops.cast(s, low.compute_dtype) for s in state]
 
     outputs = low(x, initial_state=low_state)
@@ -313,7 +329,7 @@ def test_low_precision_follows_float32(make, policy, rng):
         array(exact(x, initial_state=state)[0]),
         atol=0.05,
     )
-    assert array(ops.cast(outputs[-1], "float32"))[0].tolist() == [55, 16, 0, 0]
+    assert array(ops.cast(outputs[4], "float32"))[0].tolist() == [55, 16, 0, 0]
     memory = array(ops.cast(outputs[3], "float32"))
     assert (memory[:, 2099] != 0).all()
 

@@ -479,7 +479,8 @@ def test_regularizers_act_on_kernels_and_biases(network, rng):
     governed = [
         w
         for w in layer.trainable_weights
-        if "norm" not in w.name and w.name != "address_keys"
+        if "norm" not in w.name
+        and w.name not in ("address_keys", "recency_scale")
     ]
     expected = sum(np.abs(array(w)).sum() for w in governed)
 

@@ -86,7 +86,7 @@ def test_unknown_activations_and_initializers_are_refused():
 
 def test_several_tensors_instead_of_one(rng):
     x = inputs(rng)
-    with pytest.raises(ValueError, match="one tensor.*5 of.*initial_state="):
+    with pytest.raises(ValueError, match="one tensor.*6 of.*initial_state="):
         ARMIN(UNITS, SLOTS)([x, *good_states()])
 
 
@@ -132,7 +132,7 @@ def test_unknown_time_with_unroll():
 
 
 def good_states(batch=BATCH):
-    sizes = [2 * UNITS, UNITS, SLOTS * UNITS, 4]
+    sizes = [2 * UNITS, UNITS, SLOTS * UNITS, 4, SLOTS]
     return [np.zeros((batch, size), "float32") for size in sizes]
 
 
@@ -140,10 +140,10 @@ def test_a_wrong_number_of_initial_states(rng):
     layer = ARMIN(UNITS, SLOTS)
     with pytest.raises(
         ValueError,
-        match="`initial_state`.*4 tensors: output, h, memory, pointer.*2 of",
+        match="`initial_state`.*5 tensors: output, h, memory, pointer.*2 of",
     ):
         layer(inputs(rng), initial_state=good_states()[:2])
-    with pytest.raises(ValueError, match="`initial_state`.*4 tensors"):
+    with pytest.raises(ValueError, match="`initial_state`.*5 tensors"):
         layer(
             keras.Input((TIME, FEATURES)), initial_state=[keras.Input((UNITS,))]
         )
@@ -165,14 +165,14 @@ def test_wrong_shapes_of_initial_states(rng):
 
 def test_initial_states_that_are_no_tensors(rng):
     with pytest.raises(TypeError, match=r"initial_state \(output\).*tensor.*0"):
-        ARMIN(UNITS, SLOTS)(inputs(rng), initial_state=[0, 0, 0, 0])
+        ARMIN(UNITS, SLOTS)(inputs(rng), initial_state=[0] * 5)
 
 
 def test_wrong_states_of_the_cell(rng):
     cell = ARMINCell(UNITS, SLOTS)
     x = inputs(rng)[:, 0]
     cell.build(x.shape)
-    with pytest.raises(ValueError, match="`states`.*4 tensors.*3 of them"):
+    with pytest.raises(ValueError, match="`states`.*5 tensors.*3 of them"):
         cell(x, good_states()[:3])
     with pytest.raises(ValueError, match=r"`states \(output\)`.*\(2, 12\)"):
         cell(x, good_states(batch=2))

@@ -741,7 +741,7 @@ class TestTorch:
         with pytest.MonkeyPatch.context() as patch:
             fix_noise(patch, random_noise(rng, options, BATCH, TIME, FEATURES))
             for turned in (False, True):
-                *_, memory, _ = layer(x, training=True)
+                memory = layer(x, training=True)[3]
                 loss = (memory * weigh).sum()
                 if turned:
                     loss = (memory.t() * weigh.t().contiguous()).sum()

@@ -26,7 +26,7 @@ from tests.helpers import random_noise
 from tests.helpers import randomise
 
 OUTPUT = UNITS + DIM
-STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4]
+STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4, SLOTS]
 SIZES = {"units": UNITS, "memory_slots": SLOTS, "memory_dim": DIM}
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 # What the contract of all networks has for the layer already.
@@ -124,7 +124,8 @@ def test_an_attached_mask_counts_beside_initial_state_and_reset(rng):
     states = [
         rng.normal(size=(BATCH, s)).astype("float32") for s in STATE_SIZES
     ]
-    states[-1] = np.array([[2.0, 0, 0, 0]] * BATCH, "float32")
+    states[3] = np.array([[2.0, 0, 0, 0]] * BATCH, "float32")
+    states[4] = np.zeros((BATCH, SLOTS), "float32")
     token_input = keras.Input((TIME,), dtype="int32")
     state_inputs = [keras.Input((size,)) for size in STATE_SIZES]
     model = keras.Model(
@@ -147,7 +148,7 @@ def test_the_first_masked_step_repeats_the_carried_output(rng):
     states = [
         rng.normal(size=(BATCH, s)).astype("float32") for s in STATE_SIZES
     ]
-    states[-1] = np.zeros((BATCH, 4), "float32")
+    states[3:] = [np.zeros((BATCH, n), "float32") for n in (4, SLOTS)]
     mask = np.ones((BATCH, TIME), bool)
     mask[:, 0] = False
 
@@ -221,7 +222,7 @@ def test_symbolic_and_eager_shapes_agree(
     if not return_state:
         symbolic, eager, computed = [symbolic], [eager], [computed]
 
-    assert len(symbolic) == len(eager) == (5 if return_state else 1)
+    assert len(symbolic) == len(eager) == (6 if return_state else 1)
     output = (TIME, OUTPUT) if return_sequences else (OUTPUT,)
     shapes = [output, *((size,) for size in STATE_SIZES)]
     for s, e, c, expected in zip(symbolic, eager, computed, shapes):
@@ -302,7 +303,7 @@ def test_bidirectional_with_states(rng):
     outputs = layer(inputs(rng))
     again = layer(inputs(rng), initial_state=outputs[1:])
 
-    assert len(outputs) == len(again) == 9
+    assert len(outputs) == len(again) == 11
     assert tuple(outputs[3].shape) == (BATCH, SLOTS * DIM)
 
 

@@ -19,8 +19,8 @@ from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import randomise
 
-NAMES = ["output", "h", "memory", "pointer"]
-SIZES = [UNITS + DIM, UNITS, SLOTS * DIM, 4]
+NAMES = ["output", "h", "memory", "pointer", "write_order"]
+SIZES = [UNITS + DIM, UNITS, SLOTS * DIM, 4, SLOTS]
 HALF = 4
 
 

@@ -152,9 +152,10 @@ def test_names_tell_whose_state_an_input_is():
     names = [x.name for x in step.inputs[1:]]
 
     assert names == [
-        f"reader_{x}" for x in ("output", "h", "memory", "pointer")
+        f"reader_{x}"
+        for x in ("output", "h", "memory", "pointer", "write_order")
     ]
-    assert step.num_states == 4 and step.num_outputs == 1
+    assert step.num_states == 5 and step.num_outputs == 1
 
 
 def test_a_stateful_model_with_resets_becomes_a_step(rng):

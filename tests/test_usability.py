@@ -212,7 +212,7 @@ def test_wrong_parts_are_named(rng):
     bad = [
         ({"hidden": h}, r"`initial_state`.*output, h, .*\['hidden'\]"),
         ({"h": h[:, 1:]}, r"initial_state \(h\)`.*\(3, 6\).*\(3, 5\)"),
-        ([None, None, h], "`initial_state`.*4 tensors.*3 of them"),
+        ([None, None, h], "`initial_state`.*5 tensors.*3 of them"),
         (h, "`initial_state`.*a dict with some.*Received: "),
     ]
     for state, message in bad:
