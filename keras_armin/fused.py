@@ -124,8 +124,8 @@ def recur(
         )
         found = {**seen, **last}
         # JAX hands dicts on in another order.
-        kept = [constants[k] for k in constant_names]
-        return [found[k] for k in outputs], kept
+        residuals = [constants[k] for k in constant_names]
+        return [found[k] for k in outputs], residuals
 
     def forward_and_backward(inputs, residuals, gradients):
         constants = dict(zip(constant_names, residuals))
