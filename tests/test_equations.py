@@ -246,9 +246,8 @@ def test_any_size_agrees_with_the_reference(
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_papers_own_network_is_one_call_away(training, rng, float64):
-    paper = {"state_activation": None, "output_activation": "tanh"}
     compare(
-        {**paper, "temperature": 1.0, "noise_scale": 1.0},
+        {**reference.PAPER, "temperature": 1.0, "noise_scale": 1.0},
         "float64",
         training,
         rng,

@@ -167,6 +167,8 @@ def straight_through(options, weights, x, gumbel, temperature):
             (x[b, 0] @ weights["kernel"] + weights["bias"])[:SLOTS]
             + start.h @ weights["address_recurrent_kernel"]
             + gumbel[b, 0]
+            # At the start slot 0 is the oldest.
+            + weights["recency_scale"] * np.log(np.arange(SLOTS, 0, -1))
         )
         soft = reference.softmax(logits / temperature)
         jacobian = (np.diag(soft) - np.outer(soft, soft)) / temperature
