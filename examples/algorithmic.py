@@ -322,8 +322,10 @@ def discrete(model, task, arguments):
     """The model with argmax reads, which after soft training is another."""
     if getattr(arguments, "addressing", None) != "soft":
         return model
+    # Soft reads have no noise, and so no weight for its scale.
+    discrete_reads = {"addressing": "hard", "noise_scale": 0.0}
     twin = build_model(
-        task, argparse.Namespace(**{**vars(arguments), "addressing": "hard"})
+        task, argparse.Namespace(**{**vars(arguments), **discrete_reads})
     )
     twin.set_weights(model.get_weights())
     return twin

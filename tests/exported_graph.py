@@ -8,7 +8,10 @@ from tests.helpers import FEATURES
 
 
 def operations(model, folder):
-    """A list of `(name, shape)` over the graph with all that it calls."""
+    """A list of `(name, shape)` over the graph with all that it calls.
+
+    A SavedModel also holds gradients, which serving does not call.
+    """
     return globals()[f"_of_{BACKEND}"](model, folder)
 
 
@@ -18,9 +21,14 @@ def _of_tensorflow(model, folder):
     keras_armin.export(model, folder / "graph")
     graph = tf.saved_model.load(folder / "graph").signatures["serve"].graph
     definition = graph.as_graph_def(add_shapes=True)
-    nodes = [*definition.node]
-    for function in definition.library.function:
-        nodes += function.node_def
+    functions = {x.signature.name: x for x in definition.library.function}
+    nodes, called = [*definition.node], set()
+    for node in nodes:  # which grows on the way
+        for attribute in node.attr.values():
+            for function in (attribute.func, *attribute.list.func):
+                if function.name in functions.keys() - called:
+                    called.add(function.name)
+                    nodes += functions[function.name].node_def
     return [
         (node.op, tuple(dim.size for dim in shape.dim))
         for node in nodes

@@ -406,10 +406,10 @@ def test_hazards_of_memory_gates_and_usage(name, rng):
     """One layer and one shape for all, which JAX compiles once."""
     layer = hazardous(name, rng)
     zeros, ones = np.zeros((2, 5, 4), "float32"), np.ones((2, 5, 4), "float32")
-    start = layer.get_weights()
     # An untrained network on nothing, and with all kernels at zero.
     assert_finite(layer, zeros, memory=0.0)
-    layer.set_weights([np.zeros_like(w) for w in start[:-1]] + [start[-1]])
+    for weight in layer.trainable_weights:
+        weight.assign(np.zeros(weight.shape))
     assert_finite(layer, zeros, memory=0.0)
     # A memory full of one vector, and the same input again and again.
     randomise(layer, rng, 1.0)

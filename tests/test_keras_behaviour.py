@@ -490,14 +490,7 @@ def test_a_small_copy_task_is_learnt(rng):
     model = keras.Sequential(
         [
             keras.Input((6, 2)),
-            ARMIN(
-                16,
-                6,
-                addressing="relaxed",
-                state_activation="tanh",
-                return_sequences=True,
-                seed=1,
-            ),
+            ARMIN(16, 6, return_sequences=True, seed=1),
             keras.layers.Dense(1),
         ]
     )

@@ -36,6 +36,7 @@ def reader(make, **options):
         recurrent_initializer="zeros",
         unit_forget_bias=False,
         return_sequences=True,
+        recency_addressing=False,
         **{"noise_scale": 1.0, **options},
     )
     layer.build((None, None, FEATURES))
@@ -167,6 +168,7 @@ def test_zoneout_is_fresh_at_each_step(make):
         memory_slots=2,
         zoneout=0.5,
         activation=None,
+        state_activation=None,
         kernel_initializer="zeros",
         recurrent_initializer="zeros",
         return_state=True,
@@ -195,6 +197,7 @@ def test_dropout_masks_are_the_same_at_each_step(make):
         memory_slots=2,
         dropout=0.5,
         activation=None,
+        state_activation=None,
         kernel_initializer="zeros",
         recurrent_initializer="zeros",
         return_state=True,

@@ -11,6 +11,7 @@ import pytest
 
 from examples import scaling
 from keras_armin import ARMIN
+from keras_armin import PAPER
 from tests.helpers import BACKEND
 
 DOCUMENT = pathlib.Path(scaling.__file__).with_name("SCALING.md")
@@ -133,6 +134,7 @@ def build(network):
                 return_sequences=True,
                 kernel_initializer="zeros",
                 recurrent_initializer="zeros",
+                **PAPER,
             )
         )
     model.add(keras.layers.Dense(network.symbols, kernel_initializer="zeros"))

@@ -24,7 +24,8 @@ XLA = " with XLA"
 
 def armin_parameters(units, slots, inputs):
     columns = slots + 7 * units
-    return columns * (inputs + 1) + units * slots + 2 * units * 7 * units
+    products = columns * (inputs + 1) + units * slots + 2 * units * 7 * units
+    return products + 1  # the scale of recency
 
 
 def equal_lstm_units(units, slots, inputs):
