@@ -113,11 +113,11 @@ def check_order(order, memory_slots: int):
 
 def note_write(ranks, slot):
     """The ranks after a write to `slot` `(batch,)`."""
-    written = _is_slot(slot, ranks.shape[-1])
-    zero = ops.zeros_like(ranks)
-    own = ops.expand_dims(ops.sum(ops.where(written, ranks, zero), axis=-1), -1)
+    # By products: a converter to ONNX fixes the batch size of zeros.
+    written = ops.cast(_is_slot(slot, ranks.shape[-1]), ranks.dtype)
+    own = ops.expand_dims(ops.sum(written * ranks, axis=-1), -1)
     risen = ranks + ops.cast(ranks < own, ranks.dtype)
-    return ops.where(written, zero, risen)
+    return (1 - written) * risen
 
 
 def advance(count):
