@@ -491,9 +491,9 @@ class TestTorch:
                 assert dtypes == {torch.bfloat16}
             # Keras' SGD reads its learning rate.
             assert len(in_update) <= 1
-        # Keras reads the seed of a draw. There are three, at any length: for
-        # the addresses, for zoneout and for dropout.
-        assert len(reads[TIME]) == len(reads[2 * TIME]) == 3
+        # Keras reads the seed of a draw. There are two, at any length: for
+        # zoneout and for dropout.
+        assert len(reads[TIME]) == len(reads[2 * TIME]) == 2
 
     @pytest.mark.parametrize("way", [FUSED, PLAIN])
     def test_inference(self, way, rng, go):

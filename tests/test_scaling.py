@@ -216,7 +216,14 @@ def test_torch_runs_as_many_operations():
 
     def operations(steps):
         x = torch.ones((3, steps, 4))
-        layer = ARMIN(6, 5, layer_norm=True, zoneout=0.1, return_sequences=True)
+        layer = ARMIN(
+            6,
+            5,
+            layer_norm=True,
+            zoneout=0.1,
+            return_sequences=True,
+            **PAPER,
+        )
         layer.build(tuple(x.shape))
         with Count() as count:
             layer(x, training=True).sum().backward()
