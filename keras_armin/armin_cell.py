@@ -61,11 +61,11 @@ class ARMINCell(ARMINEquations, MemoryCell):
         output = [o^h * tanh(h'), o^r * tanh(r)]                    Eq. 8
         M[slot] = h'
 
-    By default it differs from the paper, because it learns better so: the best
+    By default it differs from the paper (see examples/RESULTS.md): the best
     slot is read, without noise, while training too; slots written long ago are
     preferred at first (`recency_addressing`); tanh bounds the state,
     h' = tanh(f * h + i * g), in place of the output; and the input gates start
-    half open (`unit_gate_bias`). The paper's own cell is
+    more open (`unit_gate_bias`). The paper's own cell is
     `ARMINCell(units, **keras_armin.PAPER)`.
 
     The first `memory_slots` steps fill the slots in order, whatever was read;
