@@ -60,6 +60,7 @@ def build_model(max_length, units, memory_dim, updates, seed):
                 state_activation="tanh",
                 output_activation=None,
                 write_inputs=True,
+                write_activation=None,
                 noise_scale=1.0,
                 recency_addressing=False,
                 unit_gate_bias=False,

@@ -113,6 +113,7 @@ _LONG = {
     "noise_scale": 0.0,
     "recency_addressing": True,
     "unit_gate_bias": True,
+    "cell": "long",
 }
 # A digit has 64 steps.
 _EVERY_FEW = {"store_every": 4, "truncate_every": 8}
@@ -121,7 +122,8 @@ WITH_TEMPERATURE = ("armin", "tardis", "awta")
 EXTRAS = {
     ("quick", "armin"): _FAST,
     ("digits", "armin"): _FAST,
-    ("mnist-14", "armin"): _LONG,
+    # With 90 units as many parameters as the LSTM's 128 have.
+    ("mnist-14", "armin"): {**_LONG, "units": 90},
     ("mnist-short", "armin"): _LONG,
     ("quick", "sab"): _EVERY_FEW,
     ("digits", "sab"): _EVERY_FEW,

@@ -61,6 +61,8 @@ SETTINGS = {
         {"state_activation": None, "output_activation": "tanh"},
     ),
     "closed-gates": (ARMIN, {"unit_gate_bias": False}),
+    "wide-slots": (ARMIN, {"memory_dim": None}),
+    "linear-write": (ARMIN, {"write_activation": None}),
     "one-slot": (ARMIN, {"memory_slots": 1}),
     "learnt-start": (ARMIN, {"learn_initial_state": True}),
     "layer-norm": (ARMIN, {"layer_norm": True}),

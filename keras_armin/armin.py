@@ -11,6 +11,7 @@ from keras_armin import backends
 from keras_armin.armin_cell import MEANT_BY_0_1
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
+from keras_armin.armin_equations import GRADIENTS
 from keras_armin.sequence import run_armin
 from keras_armin.temperature import TemperedRNN
 from keras_armin.temperature import split_schedules
@@ -61,7 +62,7 @@ class ARMIN(TemperedRNN):
             state_activation, output_activation, use_bias, unit_forget_bias,
             write_inputs, learn_initial_state, layer_norm, zoneout,
             content_addressing, output_read, recency_addressing,
-            unit_gate_bias, kernel_initializer,
+            unit_gate_bias, write_activation, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
@@ -86,7 +87,7 @@ class ARMIN(TemperedRNN):
 
     >>> layer = keras_armin.ARMIN(8, memory_slots=4)
     >>> tuple(layer(np.zeros((2, 5, 3), "float32")).shape)
-    (2, 16)
+    (2, 12)
 
     Reference:
         - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
@@ -98,7 +99,7 @@ class ARMIN(TemperedRNN):
         self,
         units: int,
         memory_slots: int = 20,
-        memory_dim: int | None = None,
+        memory_dim: int | str | None = "half",
         addressing: str = "hard",
         temperature: float | LearningRateSchedule = 1.0,
         activation: str | Callable | None = "tanh",
@@ -116,6 +117,7 @@ class ARMIN(TemperedRNN):
         noise_scale: float | LearningRateSchedule = 0.0,
         recency_addressing: bool = True,
         unit_gate_bias: bool = True,
+        write_activation: str | Callable | None = "tanh",
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",
@@ -180,6 +182,10 @@ class ARMIN(TemperedRNN):
         return cls(**{**MEANT_BY_0_1, **config})
 
     def _can_go_back_by_hand(self):
+        # What was written is kept, what it was before its activation is not.
+        written = {keras.activations.linear, *GRADIENTS}
+        if self.write_activation not in written:
+            return False
         # An activation may be a layer with weights of its own.
         return backends.can_go_back_by_hand() and not any(
             isinstance(activation, keras.layers.Layer)

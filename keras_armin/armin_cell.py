@@ -32,6 +32,8 @@ PAPER = {
     "recency_addressing": False,
     "content_addressing": False,
     "unit_gate_bias": False,
+    "memory_dim": None,
+    "write_activation": None,
 }
 
 # What a config of version 0.1 leaves out, and means.
@@ -39,6 +41,7 @@ MEANT_BY_0_1 = {
     "noise_scale": 1.0,
     "recency_addressing": False,
     "unit_gate_bias": False,
+    "write_activation": None,
 }
 
 
@@ -64,9 +67,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
     By default it differs from the paper (see examples/RESULTS.md): the best
     slot is read, without noise, while training too; slots written long ago are
     preferred at first (`recency_addressing`); tanh bounds the state,
-    h' = tanh(f * h + i * g), in place of the output; and the input gates start
-    more open (`unit_gate_bias`). The paper's own cell is
-    `ARMINCell(units, **keras_armin.PAPER)`.
+    h' = tanh(f * h + i * g), in place of the output; the input gates start
+    more open (`unit_gate_bias`); and slots are half as wide as the state, with
+    tanh(W_w h' + b_w) written to them (`memory_dim`, `write_activation`). The
+    paper's own cell is `ARMINCell(units, **keras_armin.PAPER)`.
 
     The first `memory_slots` steps fill the slots in order, whatever was read;
     after that the slot just read is overwritten. Empty slots hold zeros, or
@@ -78,9 +82,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
     Args:
         units: int. Size of the hidden state.
         memory_slots: int. Number of vectors in memory. Defaults to `20`.
-        memory_dim: int. Size of a slot. Where it differs from `units`, what
-            is written is a learnt linear map of the hidden state. Defaults to
-            `None`: `units`.
+        memory_dim: int, `None` or `"half"`. Size of a slot: `None` is `units`,
+            `"half"` is `units / 2`, rounded up. Where it differs from `units`,
+            what is written is a learnt linear map of the hidden state, through
+            `write_activation`. Defaults to `"half"`.
         addressing: `"hard"`, `"relaxed"` or `"soft"`. `"hard"` reads the slot
             with the largest score, with the gradient of a softmax read.
             `"relaxed"` reads with the softmax itself, to be annealed by
@@ -133,6 +138,9 @@ class ARMINCell(ARMINEquations, MemoryCell):
         unit_gate_bias: bool. Start the biases of the two input gates `g^h` and
             `g^r` at 1, which lets more of `h` and `r` through. Defaults to
             `True`.
+        write_activation: Applied to what is written where it is a learnt map
+            (`memory_dim`, `write_inputs`), to bound the memory as
+            `state_activation` bounds the state. Defaults to `"tanh"`.
         kernel_initializer, kernel_regularizer, kernel_constraint: For
             `kernel`, and `write_kernel` and `query_kernel` where they exist.
             The initializer defaults to `"glorot_uniform"`.
@@ -175,7 +183,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
     >>> cell = keras_armin.ARMINCell(8, memory_slots=4)
     >>> rnn = keras.layers.RNN(cell, return_sequences=True)
     >>> tuple(rnn(np.zeros((2, 5, 3), "float32")).shape)
-    (2, 5, 16)
+    (2, 5, 12)
 
     Reference:
         - [Li et al., 2019](https://arxiv.org/abs/1906.12087)
@@ -185,7 +193,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         self,
         units: int,
         memory_slots: int = 20,
-        memory_dim: int | None = None,
+        memory_dim: int | str | None = "half",
         addressing: str = "hard",
         temperature: float = 1.0,
         activation: str | Callable | None = "tanh",
@@ -203,6 +211,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         noise_scale: float = 0.0,
         recency_addressing: bool = True,
         unit_gate_bias: bool = True,
+        write_activation: str | Callable | None = "tanh",
         kernel_initializer: Any = "glorot_uniform",
         recurrent_initializer: Any = "orthogonal",
         bias_initializer: Any = "zeros",
@@ -226,7 +235,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         )
         self.units = checks.size("units", units)
         self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
+        self.memory_dim = checks.memory_dim(memory_dim, self.units)
         self.addressing = checks.choice("addressing", addressing, ADDRESSING)
         self.initial_temperature = checks.number_of_cell(
             "temperature", temperature, checks.positive

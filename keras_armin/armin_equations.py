@@ -424,7 +424,7 @@ class ARMINEquations:
         rows = weights["write_kernel"][-self.units :]
         value = affine(h, rows, weights.get("write_bias"))
         value = value + projected["write"] if self.write_inputs else value
-        return bounded(value)
+        return self.write_activation(bounded(value))
 
     def _write(self, memory, address, count, value, live, record, in_place):
         """The new memory, where it was written to, and the row before that."""

@@ -32,6 +32,14 @@ def size_or(name, value, default):
     return default if value is None else size(name, value)
 
 
+def memory_dim(value, units):
+    """As `size`; `None` is `units`, and `"half"` is half of them."""
+    if isinstance(value, str):
+        choice("memory_dim", value, ("half",))
+        return -(-units // 2)
+    return size_or("memory_dim", value, units)
+
+
 def _real(name, value, takes):
     if _is_bool(value) or not isinstance(value, numbers.Real):
         raise TypeError(_say(name, value, takes))

@@ -69,13 +69,18 @@ class WayBack:
             d_h, d_kept = _part(live, d_h)
             d_h_tm1.append(d_kept)
         d_written, d_left = self._undo_write(carry["d_memory"], now, live)
-        memory = backends.put_rows(
-            carry["memory"], now["written"], now["replaced"], in_place=True
-        )
         found = {}
         if self.cell.has_write_kernel:
+            d_written = self._undo_write_activation(carry, now, d_written)
             found["d_value"] = d_written = bound(d_written)
             d_written = ops.matmul(d_written, self.turned["write_kernel"])
+        memory = backends.put_rows(
+            carry["memory"],
+            now["written"],
+            now["replaced"],
+            in_place=True,
+            after=found.get("d_value"),
+        )
         d_h = bound(d_h + d_written)
         if "zoneout" in now:
             d_kept, d_h = _part(now["zoneout"], d_h)
@@ -127,6 +132,15 @@ class WayBack:
         if live is None:
             return d_value, ops.zeros_like(d_value)
         return _part(live, d_value)
+
+    def _undo_write_activation(self, carry, now, d_written):
+        activation = self.cell.write_activation
+        if activation is LINEAR:
+            return d_written
+        # What was written is still there. Where a mask kept it from being
+        # written, the gradient is zero.
+        value = backends.take_rows(carry["memory"], now["written"])
+        return GRADIENTS[activation](value, d_written)
 
     def _memory_gradient(self, d_memory, now, d_left, d_r):
         """Take out what was written, bring in what was read."""

@@ -17,7 +17,8 @@ EPSILON = 1e-3
 
 DEFAULTS = {
     "memory_slots": 20,
-    "memory_dim": None,
+    "memory_dim": "half",
+    "write_activation": "tanh",
     "addressing": "hard",
     "temperature": 1.0,
     "activation": "tanh",
@@ -81,9 +82,13 @@ class State:
         self.output = np.zeros(output_size)
 
 
+def slot_width(units, memory_dim):
+    return (units + 1) // 2 if memory_dim == "half" else memory_dim or units
+
+
 def initial_state(units, options, weights):
     o = {**DEFAULTS, **options}
-    width = o["memory_dim"] or units
+    width = slot_width(units, o["memory_dim"])
     state = State(
         units,
         o["memory_slots"],
@@ -100,7 +105,7 @@ def step(units, options, weights, x, state, training=False, noise=None):
     """One step of one sample; returns (read weights, write weights)."""
     o = {**DEFAULTS, **options}
     noise = noise or {}
-    n, width = o["memory_slots"], o["memory_dim"] or units
+    n, width = o["memory_slots"], slot_width(units, o["memory_dim"])
     act = {k: ACTIVATIONS[o[k]] for k in o if k.endswith("activation")}
     sigma = act["recurrent_activation"]
     h, memory = state.h, state.memory
@@ -175,6 +180,7 @@ def step(units, options, weights, x, state, training=False, noise=None):
         value = value @ weights["write_kernel"]
         if o["use_bias"]:
             value = value + weights["write_bias"]
+        value = act["write_activation"](value)
     write = np.eye(n)[state.writes] if state.writes < n else write_if_full
     state.memory = np.stack(
         [w * value + (1 - w) * row for w, row in zip(write, memory)]
@@ -252,7 +258,8 @@ def run(
 def weight_shapes(features, units, options):
     """The checkpoint contract: names and shapes of the trainable weights."""
     o = {**DEFAULTS, **options}
-    n, h, r = o["memory_slots"], units, o["memory_dim"] or units
+    n, h = o["memory_slots"], units
+    r = slot_width(units, o["memory_dim"])
     five = 4 * h + (r if o["output_read"] else 0)
     shapes = {
         "kernel": (features, n + h + r + five),
@@ -291,6 +298,8 @@ def random_weights(rng, features, units, options):
 
 
 PAPER = {
+    "memory_dim": None,
+    "write_activation": None,
     "state_activation": None,
     "output_activation": "tanh",
     "recency_addressing": False,
@@ -306,6 +315,7 @@ GOLDEN_CASES = {
     "algorithmic": {
         "memory_slots": 3,
         "memory_dim": 5,
+        "write_activation": None,
         "addressing": "soft",
         "temperature": 0.7,
         "state_activation": "tanh",

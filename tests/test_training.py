@@ -402,7 +402,8 @@ def test_every_cell_of_armin_builds(cell):
 
     assert layer.temperature_schedule is not None
     assert layer.cell.write_inputs == (cell == "algorithmic")
-    assert layer.cell.learn_initial_state == (cell in ("algorithmic", "pixels"))
+    learnt = ("algorithmic", "pixels", "long")
+    assert layer.cell.learn_initial_state == (cell in learnt)
 
 
 def test_parameters_are_the_trainable_ones():

@@ -23,13 +23,23 @@ from keras_armin.baselines import LayerNormLSTM
 
 # How the equations differ between the paper and the authors' released code,
 # which bounds the state by tanh, and outputs it and what it read as they are.
-_BOUNDED = {"state_activation": "tanh", "output_activation": None}
+# Neither bounds what is written; "long" is for long sequences.
+_BOUNDED = {
+    "state_activation": "tanh",
+    "output_activation": None,
+    "write_activation": None,
+}
 _RELEASED = {**_BOUNDED, "learn_initial_state": True}
 CELLS = {
-    "paper": {"state_activation": None, "output_activation": "tanh"},
+    "paper": {
+        "state_activation": None,
+        "output_activation": "tanh",
+        "write_activation": None,
+    },
     "bounded": _BOUNDED,
     "algorithmic": {**_RELEASED, "write_inputs": True},
     "pixels": _RELEASED,
+    "long": {**_RELEASED, "write_activation": "tanh"},
 }
 
 
@@ -216,7 +226,8 @@ def add_options(parser):
         "--cell",
         choices=CELLS,
         help="armin, awta: those of the paper, those with a bounded state, "
-        "or those of the released code for algorithmic tasks or pixels",
+        "those of the released code for algorithmic tasks or pixels, or those "
+        "for long sequences",
     )
     network.add_argument(
         "--addressing",

@@ -38,9 +38,9 @@ class AwTACell(TARDISAddressing, ARMINCell):
             so are the logits after 100 has been taken off, which leaves all
             others near zero and the choice to chance. Defaults to
             `"published"`.
-        state_activation, output_activation, noise_scale, unit_gate_bias: See
-            `ARMINCell`. They default to `None`, `"tanh"`, `1.0` and `False`,
-            as in the paper.
+        state_activation, output_activation, noise_scale, unit_gate_bias,
+            write_activation: See `ARMINCell`. They default to `None`,
+            `"tanh"`, `1.0`, `False` and `None`, as in the paper.
         addressing, temperature, activation, recurrent_activation, use_bias,
             unit_forget_bias, write_inputs, learn_initial_state, layer_norm,
             zoneout, content_addressing, output_read, recency_addressing,
@@ -83,6 +83,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
         noise_scale: float = 1.0,
         recency_addressing: bool = False,
         unit_gate_bias: bool = False,
+        write_activation: str | Callable | None = None,
         **kwargs,
     ):
         super().__init__(
@@ -94,6 +95,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
             noise_scale=noise_scale,
             recency_addressing=recency_addressing,
             unit_gate_bias=unit_gate_bias,
+            write_activation=write_activation,
             **kwargs,
         )
         self.keep_addressing(key_dim, address_units)
@@ -175,8 +177,8 @@ class AwTA(CellLayer):
 
     Args:
         units, memory_slots, memory_dim, key_dim, address_units, variant,
-            state_activation, output_activation, noise_scale, unit_gate_bias:
-            See `AwTACell`.
+            state_activation, output_activation, noise_scale, unit_gate_bias,
+            write_activation: See `AwTACell`.
         addressing, temperature, activation, recurrent_activation, use_bias,
             unit_forget_bias, write_inputs, learn_initial_state, layer_norm,
             zoneout, content_addressing, output_read, recency_addressing,
