@@ -5,14 +5,14 @@ from keras_armin import callbacks
 from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import PAPER
 from keras_armin.armin_cell import ARMINCell
-from keras_armin.exporting import export
+from keras_armin.export_lib import export
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.plots import plot_memory
-from keras_armin.stateful_step import StreamingModel
-from keras_armin.stateful_step import streaming_model
-from keras_armin.streaming import StepModel
-from keras_armin.streaming import step_model
+from keras_armin.step_model import StepModel
+from keras_armin.step_model import step_model
+from keras_armin.streaming_model import StreamingModel
+from keras_armin.streaming_model import streaming_model
 from keras_armin.version import __version__
 
 __all__ = [

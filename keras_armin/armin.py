@@ -8,56 +8,59 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import backends
-from keras_armin.armin_cell import MEANT_BY_0_1
+from keras_armin.annealed_rnn import AnnealedRNN
+from keras_armin.annealed_rnn import split_schedules
+from keras_armin.armin_cell import DEFAULTS_0_1
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_cell import cell_arguments
-from keras_armin.armin_equations import GRADIENTS
-from keras_armin.sequence import run_armin
-from keras_armin.temperature import TemperedRNN
-from keras_armin.temperature import split_schedules
+from keras_armin.armin_equations import ACTIVATION_GRADIENTS
+from keras_armin.armin_sequence import run_armin
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMIN(TemperedRNN):
+class ARMIN(AnnealedRNN):
     """A recurrent layer with an external memory.
 
     `ARMIN(...)` has the weights of `keras.layers.RNN(ARMINCell(...))` and,
-    without noise, gives the same numbers. Beyond that it carries its state on
-    every backend when `stateful`, takes a schedule as `temperature`, and can
-    be reset sample by sample. `ARMIN.cell` is the cell that holds the weights.
+    without noise, computes the same numbers. In addition it carries its state
+    on every backend if `stateful`, accepts schedules for `temperature` and
+    `noise_scale`, and can reset individual samples. `ARMIN.cell` is the cell,
+    which holds the weights.
 
     It is faster than the bare cell and needs far less memory to train: its
-    gradient restores the memory row by row instead of keeping it for every
-    step. That holds for `"hard"` and `"relaxed"`; `addressing="soft"`,
-    `unroll=True` and a `reset` of single steps take the plain way. The fast
-    way has no second derivatives, the plain one has.
+    fused gradient restores the memory row by row instead of storing it for
+    every step. That applies to `"hard"` and `"relaxed"` addressing;
+    `addressing="soft"`, `unroll=True` and a `reset` of individual steps fall
+    back to the reference loop. The fused gradient has no second derivatives,
+    the reference loop does.
 
-    A saved model loads where `keras_armin` has been imported. Else Keras says
+    Import `keras_armin` before loading a saved model. Otherwise Keras raises
     `Could not locate class 'ARMIN'`.
 
     Args:
         units: int. Size of the hidden state.
         memory_slots: int. Number of vectors in memory. Defaults to `20`.
-        temperature: float, or a `keras.optimizers.schedules` schedule. A
-            schedule is counted by the weight `temperature_step`, which rises
-            by one at each call with `training=True`; the weight `temperature`
-            of the cell holds the current value. A schedule that falls below
-            0.001, as a cosine decay to 0, stays there. Defaults to `1.0`.
-        noise_scale: float, or a schedule as for `temperature`, counted by the
-            weight `noise_scale_step`. Defaults to `0.0`.
-        return_sequences: bool. Return the output of every step, or the last.
-            Defaults to `False`.
+        temperature: float, or a `keras.optimizers.schedules` schedule. The
+            step of a schedule is the weight `temperature_step`, which
+            increases by one at each call with `training=True`; the weight
+            `temperature` of the cell holds the current value. Values below
+            0.001, as of a cosine decay to 0, are replaced by 0.001. Defaults
+            to `1.0`.
+        noise_scale: float, or a schedule as for `temperature`, whose step is
+            the weight `noise_scale_step`. Defaults to `0.0`.
+        return_sequences: bool. Return the outputs of all steps instead of the
+            last. Defaults to `False`.
         return_state: bool. Also return the last `output`, `h`, `memory` and
             `pointer`, and with `recency_addressing` the `write_order`.
             Defaults to `False`.
         go_backwards: bool. Process the sequence from its end, and return the
             outputs in that order. Defaults to `False`.
-        stateful: bool. Start each batch from the state in which the last one
-            ended. Defaults to `False`.
-        unroll: bool. Compile one piece of code for each step, instead of a
-            loop. Defaults to `False`.
-        zero_output_for_mask: bool. Output zeros at masked steps, instead of
-            the output before. Defaults to `False`.
+        stateful: bool. Start each batch from the last state of the previous
+            batch. Defaults to `False`.
+        unroll: bool. Unroll the loop into one copy of the code per step.
+            Defaults to `False`.
+        zero_output_for_mask: bool. Output zeros at masked steps instead of
+            the previous output. Defaults to `False`.
         memory_dim, addressing, activation, recurrent_activation,
             state_activation, output_activation, use_bias, unit_forget_bias,
             write_inputs, learn_initial_state, layer_norm, zoneout,
@@ -71,17 +74,17 @@ class ARMIN(TemperedRNN):
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: List of states to start from, as `return_state=True`
-            gives them, or a dict of them by name. What is `None` in the list
-            or missing in the dict starts from the cell's initial state,
-            whatever a stateful layer carries: `initial_state={"h": h}`.
+            returns them, or a dict of them by name, such as `{"h": h}`.
+            States that are `None` in the list or missing in the dict start
+            from the initial state of the cell, also if the layer is stateful.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
-        training: bool. Whether noise, dropout and zoneout are at work. On
+        training: bool. Whether to apply noise, dropout and zoneout. On
             PyTorch, `train()` and `eval()` of the layer, or of a module around
-            it, choose what holds where nobody gives it; before that a call is
-            inference. They do not reach into functional and `Sequential`
-            models of Keras, which go by `training`.
+            it, set its default; until then it is `False`. They do not affect
+            layers in functional and `Sequential` models, which receive
+            `training` from the model.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
-            steps of samples, that start from the initial state.
+            steps of samples, that restart from the initial state.
 
     Example:
 
@@ -158,20 +161,21 @@ class ARMIN(TemperedRNN):
             zero_output_for_mask=zero_output_for_mask,
             **kwargs,
         )
-        self.keep_schedules(schedules)
+        self.set_schedules(schedules)
 
     def _loop(self, sequences, states, reset, trace, **arguments):
-        """The fast way, wherever it holds.
+        """The fused loop where it applies, otherwise the reference loop.
 
-        It undoes one-slot writes, and would not find back before a reset.
+        The fused backward pass reverts writes of single slots, and cannot
+        revert a reset.
         """
         fast = self.addressing != "soft" and not self.unroll
         fast = fast and reset is None and not trace
         needs_no_gradient = (
-            not arguments["training"] and backends.is_never_differentiated()
+            not arguments["training"] and backends.gradients_are_disabled()
         )
-        if fast and (needs_no_gradient or self._can_go_back_by_hand()):
-            with backends.without_autocast(sequences):
+        if fast and (needs_no_gradient or self._supports_custom_gradient()):
+            with backends.disable_autocast(sequences):
                 return run_armin(self.cell, sequences, states, **arguments)
         return super()._loop(
             sequences, states, reset=reset, trace=trace, **arguments
@@ -179,15 +183,16 @@ class ARMIN(TemperedRNN):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        return cls(**{**MEANT_BY_0_1, **config})
+        return cls(**{**DEFAULTS_0_1, **config})
 
-    def _can_go_back_by_hand(self):
-        # What was written is kept, what it was before its activation is not.
-        written = {keras.activations.linear, *GRADIENTS}
-        if self.write_activation not in written:
+    def _supports_custom_gradient(self):
+        # The backward pass keeps the written value, not what the activation
+        # was applied to.
+        known = (keras.activations.linear, *ACTIVATION_GRADIENTS)
+        if self.write_activation not in known:
             return False
-        # An activation may be a layer with weights of its own.
-        return backends.can_go_back_by_hand() and not any(
+        # An activation may be a layer with weights.
+        return backends.supports_custom_gradient() and not any(
             isinstance(activation, keras.layers.Layer)
             for activation in (
                 self.activation,

@@ -1,4 +1,4 @@
-"""The cell of ARMIN: its arguments, weights and noise."""
+"""The cell of ARMIN: arguments, weights and noise."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin import noise
+from keras_armin import validation
 from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
-from keras_armin.blocks import BlockInitializer
-from keras_armin.cell import MemoryCell
-from keras_armin.cell import arguments_of
-from keras_armin.keras_private import in_own_precision
+from keras_armin.initializers import BlockInitializer
+from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_cell import argument_names
 from keras_armin.noise import StepNoise
 
 ADDRESSING = ("hard", "relaxed", "soft")
@@ -36,8 +36,8 @@ PAPER = {
     "write_activation": None,
 }
 
-# What a config of version 0.1 leaves out, and means.
-MEANT_BY_0_1 = {
+# Values of arguments that are missing in configs of version 0.1.
+DEFAULTS_0_1 = {
     "noise_scale": 1.0,
     "recency_addressing": False,
     "unit_gate_bias": False,
@@ -77,7 +77,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
     learnt rows, and can be read.
 
     Use it in `keras.layers.RNN`, or use the layer `ARMIN`, which has the same
-    weights, computes the same numbers, and can do more.
+    weights, computes the same numbers, and has more options.
 
     Args:
         units: int. Size of the hidden state.
@@ -115,7 +115,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         learn_initial_state: bool. Train the hidden state and the memory that
             a sequence starts with. Both start at zero. Defaults to `False`.
         layer_norm: bool. Normalise the two input gates, the five gates and
-            the new state, each for itself. Defaults to `False`.
+            the new state, independently. Defaults to `False`.
         zoneout: float in [0, 1). Rate at which a unit of the hidden state
             keeps its old value, after the output has been computed. At
             inference the expectation is used. Defaults to `0.0`.
@@ -152,9 +152,9 @@ class ARMINCell(ARMINEquations, MemoryCell):
             `"zeros"`.
         dropout: float in [0, 1). Fraction of the inputs to drop, the same
             ones at each step of a sequence. Defaults to `0.0`.
-        recurrent_dropout: float in [0, 1). Likewise for the hidden state and
-            what was read, where they enter matrix products. Defaults to
-            `0.0`.
+        recurrent_dropout: float in [0, 1). Fraction of the hidden state and of
+            what was read to drop where they enter matrix products. Defaults
+            to `0.0`.
         seed: int. Seed of the noise and of dropout. Defaults to `None`.
 
     Call arguments:
@@ -170,13 +170,13 @@ class ARMINCell(ARMINEquations, MemoryCell):
         training: bool. Whether to apply noise, dropout and zoneout.
 
     Notes:
-        Called by itself and not by a `keras.layers.RNN`, the cell cannot know
-        where a sequence starts: each call draws dropout masks of its own.
+        Called outside of a `keras.layers.RNN`, the cell does not know where a
+        sequence starts: each call draws new dropout masks.
 
         Gradients do not depend on `training`: a read of a single slot has the
-        gradient of a softmax read at inference too. A model that forgets to
-        pass on `training` therefore still learns where to read; it goes
-        without noise, dropout and zoneout, as any Keras layer would.
+        gradient of a softmax read at inference too. A model that does not pass
+        on `training` therefore still learns where to read, but without noise,
+        dropout and zoneout, as any Keras layer would.
 
     Example:
 
@@ -233,37 +233,39 @@ class ARMINCell(ARMINEquations, MemoryCell):
             seed=seed,
             **kwargs,
         )
-        self.units = checks.size("units", units)
-        self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = checks.memory_dim(memory_dim, self.units)
-        self.addressing = checks.choice("addressing", addressing, ADDRESSING)
-        self.initial_temperature = checks.number_of_cell(
-            "temperature", temperature, checks.positive
+        self.units = validation.size("units", units)
+        self.memory_slots = validation.size("memory_slots", memory_slots)
+        self.memory_dim = validation.memory_dim(memory_dim, self.units)
+        self.addressing = validation.choice(
+            "addressing", addressing, ADDRESSING
         )
-        self.initial_noise_scale = checks.number_of_cell(
-            "noise_scale", noise_scale, checks.not_negative
+        self.initial_temperature = validation.cell_scalar(
+            "temperature", temperature, validation.positive
         )
-        # A layer whose noise follows a schedule sets it.
+        self.initial_noise_scale = validation.cell_scalar(
+            "noise_scale", noise_scale, validation.not_negative
+        )
+        # Also set by a layer with a schedule for the noise.
         self.has_noise = self.initial_noise_scale > 0
-        self.keep_keras_objects(given)
-        self.use_bias = checks.flag("use_bias", use_bias)
-        self.unit_forget_bias = checks.flag(
+        self.set_keras_objects(given)
+        self.use_bias = validation.flag("use_bias", use_bias)
+        self.unit_forget_bias = validation.flag(
             "unit_forget_bias", unit_forget_bias
         )
-        self.write_inputs = checks.flag("write_inputs", write_inputs)
-        self.learn_initial_state = checks.flag(
+        self.write_inputs = validation.flag("write_inputs", write_inputs)
+        self.learn_initial_state = validation.flag(
             "learn_initial_state", learn_initial_state
         )
-        self.layer_norm = checks.flag("layer_norm", layer_norm)
-        self.zoneout = checks.rate("zoneout", zoneout)
-        self.content_addressing = checks.flag(
+        self.layer_norm = validation.flag("layer_norm", layer_norm)
+        self.zoneout = validation.rate("zoneout", zoneout)
+        self.content_addressing = validation.flag(
             "content_addressing", content_addressing
         )
-        self.output_read = checks.flag("output_read", output_read)
-        self.recency_addressing = checks.flag(
+        self.output_read = validation.flag("output_read", output_read)
+        self.recency_addressing = validation.flag(
             "recency_addressing", recency_addressing
         )
-        self.unit_gate_bias = checks.flag("unit_gate_bias", unit_gate_bias)
+        self.unit_gate_bias = validation.flag("unit_gate_bias", unit_gate_bias)
         self.output_size = self.units + self.memory_dim * self.output_read
         self.state_size = [
             self.output_size,
@@ -288,7 +290,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
     @property
     def address_width(self):
-        """Columns that address: here the logits themselves."""
+        """Number of address columns: one logit per slot."""
         return self.memory_slots
 
     @property
@@ -302,7 +304,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return [self.units] * 4 + [self.memory_dim] * self.output_read
 
     def build(self, input_shape):
-        self.keep_input_shape(input_shape)
+        self.set_input_shape(input_shape)
         self._build_kernels()
         self._build_write_map()
         if self.layer_norm:
@@ -408,15 +410,15 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "state_norm_bias", self.units, zeros
         )
 
-    @in_own_precision
+    @preserve_float64
     def get_initial_state(self, batch_size: Any = None) -> list:
         zeros = super().get_initial_state(batch_size)
         if not self.learn_initial_state:
             return zeros
         if not self.built:
             raise ValueError(
-                f"Cell '{self.name}' learns its initial state and so has to "
-                "be built before `get_initial_state` is called."
+                f"Cell '{self.name}' has a trainable initial state and must be "
+                "built before `get_initial_state` is called."
             )
         h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
         rows = ops.cast(self.initial_memory, self.compute_dtype)
@@ -433,7 +435,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
 
     @property
     def step_draws(self):
-        """How many times a step draws random numbers."""
+        """Number of random tensors per step."""
         return int(self.needs_gumbel) + int(self.zoneout > 0)
 
     def draw_step_noise(self, leading, seeds):
@@ -443,12 +445,12 @@ class ARMINCell(ARMINEquations, MemoryCell):
             gumbel = noise.gumbel((*leading, self.memory_slots), next(seeds))
         if self.zoneout:
             shape = (*leading, self.units)
-            zoneout = noise.keep_old(shape, self.zoneout, next(seeds))
+            zoneout = noise.zoneout_mask(shape, self.zoneout, next(seeds))
         return StepNoise(gumbel, zoneout)
 
     @property
     def recurrent_width(self):
-        """`recurrent_dropout` acts on h, then r."""
+        """`recurrent_dropout` is applied to h and r."""
         return self.units + self.memory_dim
 
     def check_state(self, arrays):
@@ -457,26 +459,30 @@ class ARMINCell(ARMINEquations, MemoryCell):
             memory_ops.check_order(arrays["write_order"], self.memory_slots)
 
     def get_config(self):
-        config = {**super().get_config(), **self.config_of(cell_arguments())}
+        config = {
+            **super().get_config(),
+            **self.serialize_arguments(cell_arguments()),
+        }
         config["temperature"] = self.initial_temperature
         config["noise_scale"] = self.initial_noise_scale
         return config
 
     @classmethod
     def from_config(cls, config):
-        return cls(**{**MEANT_BY_0_1, **config})
+        return cls(**{**DEFAULTS_0_1, **config})
 
     def load_own_variables(self, store):
         if self.recency_addressing and "recency_scale" not in store.keys():
             raise ValueError(
-                f"The weights file does not fit cell '{self.name}', which has "
-                "a `recency_scale`. If version 0.1 wrote it, from a layer with "
-                "the defaults of 0.1, make this layer with "
-                "`**keras_armin.PAPER`; else with `recency_addressing=False`."
+                f"The weights file does not match cell '{self.name}', which "
+                "has a `recency_scale`. If the file was written by version 0.1 "
+                "with its defaults, create this layer with "
+                "`**keras_armin.PAPER`; otherwise with "
+                "`recency_addressing=False`."
             )
         super().load_own_variables(store)
 
 
 def cell_arguments():
     """Names of the cell's own arguments, in order."""
-    return arguments_of(ARMINCell)
+    return argument_names(ARMINCell)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import keras
 
 from keras_armin import backends
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin.backends import activate
+from keras_armin.backends import addmm
 from keras_armin.backends import ops
-from keras_armin.backends import plus_product
-from keras_armin.bounds import bounded
-from keras_armin.bounds import bounded_factor
-from keras_armin.cell import Step
+from keras_armin.gradient_clipping import clip_factor
+from keras_armin.gradient_clipping import clip_gradient
+from keras_armin.memory_cell import CellResult
 from keras_armin.noise import SequenceNoise
 from keras_armin.normalization import layer_norm
 
@@ -24,40 +24,42 @@ class ARMINState(NamedTuple):
     output: Any  # (batch, output_size)
     h: Any  # (batch, units)
     memory: Any  # (batch, memory_slots * memory_dim)
-    pointer: Any  # (batch, 4): the number of writes, see memory.py
-    # (batch, n * digits), with `recency_addressing`: see memory.py
+    pointer: Any  # (batch, 4): the number of writes, see memory_ops.py
+    # (batch, n * digits), with `recency_addressing`: see memory_ops.py
     write_order: Any = None
 
 
-# What is left of the columns of `kernel`, in their order.
+# The column blocks of `kernel`, in order.
 PROJECTED = ("address", "input_gates", "gates")
 
 
-# The exponent of the scale of a content match: beyond it nothing is sharper.
+# Largest exponent of the scale of a content match.
 LARGEST_SCALE = 10.0
 
 
-# Gradients of the usual activations, from their values.
-GRADIENTS = {
+# Gradients of common activations, computed from their values.
+ACTIVATION_GRADIENTS = {
     keras.activations.sigmoid: backends.sigmoid_gradient,
     keras.activations.tanh: backends.tanh_gradient,
 }
 
 
 class Noise(NamedTuple):
-    """What is random in a step beside the choice of a slot."""
+    """Noise of a step other than the Gumbel noise of the scores."""
 
     zoneout: Any = None  # (batch, units), True keeps the old value
     recurrent: Any = None  # (batch, units + r), the mask of dropout
 
 
-class Moved(NamedTuple):
-    """What a step does to hidden state and memory, and shows on the way."""
+class StepRecord(NamedTuple):
+    """The results of a step, and the intermediate values that it records."""
 
     h: Any  # (batch, units), as it is carried
     memory: Any  # (batch, n, r)
     ranks: Any  # (batch, n): the order of writes, with `recency_addressing`
-    shown: Any  # what the output shows: the new state before zoneout, and r
+    output_inputs: (
+        Any  # what the output shows: the new state before zoneout, and r
+    )
     output_gates: Any  # o^h and o^r before normalisation, if they are computed
     written: Any  # the slot, or the weights, written to
     replaced: Any  # (batch, r): the row that was overwritten, if asked for
@@ -65,10 +67,10 @@ class Moved(NamedTuple):
     scores: Any  # (batch, n): the logits, with noise and temperature
     recency: Any  # (batch, n): log(1 + rank), with `recency_addressing`
     query: Any  # (batch, r), with `content_addressing`
-    both: Any  # (batch, units + r): h before the step, and r
+    h_and_r: Any  # (batch, units + r): h before the step, and r
     gated: Any  # (batch, units + r): h^g and r^g
     input_gates: Any  # (batch, units + r): g^h and g^r before normalisation
-    g_both: Any  # (batch, units + r): g^h and g^r
+    g_h_r: Any  # (batch, units + r): g^h and g^r
     state_gates: Any  # (batch, 3 units): i, f and g before normalisation
     i: Any  # (batch, units)
     f: Any  # (batch, units)
@@ -76,14 +78,11 @@ class Moved(NamedTuple):
 
 
 class ARMINEquations:
-    """What `ARMINCell` computes, from its arguments and given weights.
-
-    Nothing here creates a weight, draws a random number or keeps a state.
-    """
+    """The equations of `ARMINCell` as pure functions of given weights."""
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(batch, features)` alone."""
-        inputs = entering_inputs(inputs, sequence_noise)
+        inputs = prepare_inputs(inputs, sequence_noise)
         columns = affine(inputs, weights["kernel"], weights.get("bias"))
         columns = ops.split(columns, self._column_ends, axis=-1)
         return {
@@ -94,10 +93,10 @@ class ARMINEquations:
     def project_sequence(self, weights, inputs, sequence_noise):
         """As `project`, for `(time, batch, features)`.
 
-        One product for each tensor that a step needs: to cut out the pieces
-        of a common one would cost a copy of everything, twice.
+        One product for each tensor that a step needs: splitting a common
+        product would copy everything, also in the backward pass.
         """
-        inputs = entering_inputs(inputs, sequence_noise)
+        inputs = prepare_inputs(inputs, sequence_noise)
         kernels = ops.split(weights["kernel"], self._column_ends, axis=-1)
         biases = [None] * len(kernels)
         if "bias" in weights:
@@ -125,38 +124,47 @@ class ARMINEquations:
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         """Equations 3 to 10 of the paper, then the write."""
         state = ARMINState(*states)
         count = memory_ops.pointer_to_count(state.pointer)
         weights, projected = self.scale_scores(
             weights, projected, step_noise.gumbel
         )
-        moved = self.move(
+        record_t = self.recurrent_step(
             weights,
             projected,
             state.h,
-            self.as_matrix(state.memory),
+            self.unflatten_memory(state.memory),
             count,
             Noise(step_noise.zoneout, sequence_noise.recurrent),
             training,
-            ranks=self.as_ranks(state.write_order),
+            ranks=self.unpack_write_order(state.write_order),
         )
-        output = self.output(weights, moved.output_gates, moved.shown)
-        dtype = moved.h.dtype
-        pointer = memory_ops.count_to_pointer(memory_ops.advance(count), dtype)
-        states = [output, moved.h, self.as_vector(moved.memory), pointer]
+        output = self.output(
+            weights, record_t.output_gates, record_t.output_inputs
+        )
+        dtype = record_t.h.dtype
+        pointer = memory_ops.count_to_pointer(
+            memory_ops.increment(count), dtype
+        )
+        states = [
+            output,
+            record_t.h,
+            self.flatten_memory(record_t.memory),
+            pointer,
+        ]
         if self.recency_addressing:
-            states.append(memory_ops.ranks_to_order(moved.ranks, dtype))
-        weights, slot, _ = moved.address
+            states.append(memory_ops.ranks_to_order(record_t.ranks, dtype))
+        weights, slot, _ = record_t.address
         read = slot if weights is None else weights
-        return Step(states, read, moved.written)
+        return CellResult(states, read, record_t.written)
 
-    def halve(self, weights):
-        """Columns of the recurrence, and columns of the output.
+    def split_output_weights(self, weights):
+        """Split columns of the recurrence from columns of the output.
 
-        No step depends on the output of another: its two gates can be
-        computed apart from the other three.
+        No step depends on the output of another, so the two output gates can
+        be computed separately from the other three.
         """
         gates = 3 * self.units
         columns = self.address_width + sum(self.gate_sizes) + gates
@@ -174,8 +182,8 @@ class ARMINEquations:
                 of_output[name] = weights[name][..., cut:]
         return of_state, of_output
 
-    def of_recurrence(self, weights):
-        """The weights that `move` uses, without the rows of `project`."""
+    def recurrent_weights(self, weights):
+        """The weights of `recurrent_step`, without the rows of `project`."""
         elsewhere = ("kernel", "bias", "initial_state", "initial_memory")
         used = {k: v for k, v in weights.items() if k not in elsewhere}
         for name in ("write_kernel", "query_kernel"):
@@ -184,25 +192,25 @@ class ARMINEquations:
         return used
 
     @property
-    def gates_tell_gradient(self):
-        """Whether a gate's value is enough to go back through it."""
+    def backward_needs_gate_values_only(self):
+        """Whether the backward pass needs the gates after activation only."""
         activations = {self.recurrent_activation, self.activation}
-        return not self.layer_norm and activations <= set(GRADIENTS)
+        return not self.layer_norm and activations <= set(ACTIVATION_GRADIENTS)
 
-    def as_matrix(self, memory):
+    def unflatten_memory(self, memory):
         return ops.reshape(memory, (-1, self.memory_slots, self.memory_dim))
 
-    def as_vector(self, memory):
+    def flatten_memory(self, memory):
         return ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
 
-    def as_ranks(self, write_order):
-        """Ranks as floats, which hold all of them exactly, or None."""
+    def unpack_write_order(self, write_order):
+        """The ranks of the slots, as floats, or None."""
         if not self.recency_addressing:
             return None
         wide = memory_ops.wide_dtype(self.compute_dtype)
         return memory_ops.order_to_ranks(write_order, self.memory_slots, wide)
 
-    def move(
+    def recurrent_step(
         self,
         weights,
         projected,
@@ -212,22 +220,22 @@ class ARMINEquations:
         noise,
         training,
         ranks=None,
-        live=None,
+        valid=None,
         record=False,
         in_place=False,
-    ) -> Moved:
-        """Everything but the output, on which no later step depends.
+    ) -> StepRecord:
+        """One step without the output, on which no later step depends.
 
         Args:
-            weights, projected: As `scale_scores` gives them.
+            weights, projected: As returned by `scale_scores`.
             count: int32 `(batch,)`, the number of writes so far.
             ranks: `(batch, n)`, the order of writes, with
                 `recency_addressing`.
-            live: bool `(batch, 1)`; `False` leaves `h` and `memory` alone.
-            record: Whether the gradient is taken by hand: from a record that
-                has the row that was overwritten, and without the detour by
-                which a hard read gets the gradient of the relaxed one.
-            in_place: Whether `memory` and `projected` may be destroyed.
+            valid: bool `(batch, 1)`; `False` keeps `h` and `memory`.
+            record: Whether the step is part of a custom gradient: the record
+                includes the row that was overwritten, and hard reads do not
+                define a straight-through gradient.
+            in_place: Whether `memory` and `projected` may be overwritten.
         """
         drop = noise.recurrent
         dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
@@ -240,23 +248,23 @@ class ARMINEquations:
         if ranks is not None:
             recency = ops.log(ranks + 1)
             scores = scores + weights["recency_scale"] * recency
-        scores = bounded(scores)
+        scores = clip_gradient(scores)
         address = memory_ops.address(
             scores, self.addressing, training, straight_through=not record
         )
         r = memory_ops.read(memory, address)
-        both = ops.concatenate([h_tm1, r], axis=-1)
+        h_and_r = ops.concatenate([h_tm1, r], axis=-1)
 
-        input_gates = plus_product(
+        input_gates = addmm(
             projected["input_gates"],
-            times(both, drop),
+            times(h_and_r, drop),
             weights["gate_recurrent_kernel"],
             in_place,
         )
-        # Where the gradient needs a gate before its activation, it stays.
-        activate_in_place = in_place and self.gates_tell_gradient
-        g_both = self.input_gates(weights, input_gates, activate_in_place)
-        gated = times(g_both * both, drop)
+        # Otherwise the gradient needs the gates before activation.
+        activate_in_place = in_place and self.backward_needs_gate_values_only
+        g_h_r = self.input_gates(weights, input_gates, activate_in_place)
+        gated = times(g_h_r * h_and_r, drop)
         state_gates = self.integrate(
             weights, projected["gates"], gated, in_place
         )
@@ -267,18 +275,20 @@ class ARMINEquations:
             )
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
-        # All that later steps send back passes here.
-        h = bounded(zone_out(self.zoneout, c, h_tm1, noise.zoneout, training))
+        # The gradients of all later steps pass here.
+        h = clip_gradient(
+            apply_zoneout(self.zoneout, c, h_tm1, noise.zoneout, training)
+        )
         value = self._written_value(weights, projected, h)
 
-        if live is not None:
-            h = ops.where(live, h, h_tm1)
+        if valid is not None:
+            h = ops.where(valid, h, h_tm1)
         new_memory, written, replaced = self._write(
-            memory, address, count, value, live, record, in_place
+            memory, address, count, value, valid, record, in_place
         )
         if ranks is not None:
-            ranks = self._note_write(ranks, written, live)
-        return Moved(
+            ranks = self._update_ranks(ranks, written, valid)
+        return StepRecord(
             h,
             new_memory,
             ranks,
@@ -290,10 +300,10 @@ class ARMINEquations:
             scores,
             recency,
             query,
-            both,
+            h_and_r,
             gated,
             input_gates,
-            g_both,
+            g_h_r,
             state_gates,
             i,
             f,
@@ -301,15 +311,14 @@ class ARMINEquations:
         )
 
     def scale_scores(self, weights, projected, gumbel):
-        """Bring in noise and temperature, in float32 at least.
+        """Apply noise and temperature, at least in float32.
 
         Scores are (z_a + h U_a + content match + recency + noise) /
-        temperature, Eq. 9 before its softmax. All that does not depend on h is
-        done here, so that it can be done for all steps at once:
-        `projected["address"]`, `weights["address_recurrent_kernel"]`,
-        `weights["match_scale"]` and `weights["recency_scale"]` come back
-        divided by the temperature; in half precision the kernel has
-        `weights["score_scale"]` beside it instead.
+        temperature, Eq. 9 before its softmax. What does not depend on h is
+        computed here, for all steps at once: `projected["address"]`,
+        `weights["address_recurrent_kernel"]`, `weights["match_scale"]` and
+        `weights["recency_scale"]` are divided by the temperature; in half
+        precision there is `weights["score_scale"]` instead of a scaled kernel.
         """
         wide = memory_ops.wide_dtype(self.compute_dtype)
         weights = dict(weights)
@@ -339,25 +348,25 @@ class ARMINEquations:
         if not self.content_addressing:
             return None
         rows = weights["query_kernel"][-self.units :]
-        query = bounded(plus_product(projected["query"], h, rows))
-        return bounded_factor(query)
+        query = clip_gradient(addmm(projected["query"], h, rows))
+        return clip_factor(query)
 
     def _scores(self, weights, projected, query, h, memory, in_place):
         address = projected["address"]
         kernel = weights["address_recurrent_kernel"]
         wide = memory_ops.wide_dtype(self.compute_dtype)
         if wide == self.compute_dtype:
-            scores = plus_product(address, h, kernel, in_place)
+            scores = addmm(address, h, kernel, in_place)
         else:
             product = ops.cast(ops.matmul(h, kernel), wide)
             scores = address + product * weights["score_scale"]
         if query is None:
             return scores
         match = memory_ops.match(memory, ops.cast(query, wide))
-        return scores + bounded(weights["match_scale"]) * match
+        return scores + clip_gradient(weights["match_scale"]) * match
 
     def input_gates(self, weights, gates, in_place):
-        """Eq. 3: g^h and g^r, what of [h, r] takes part."""
+        """Eq. 3: the gates g^h and g^r of [h, r]."""
         if self.layer_norm:
             gates = layer_norm(
                 gates,
@@ -368,12 +377,12 @@ class ARMINEquations:
         return activate(self.recurrent_activation, gates, in_place)
 
     def integrate(self, weights, x, gated, in_place=False):
-        """Eq. 6 without its activations: those gates that `weights` has."""
-        return plus_product(x, gated, weights["recurrent_kernel"], in_place)
+        """Eq. 6 without activations, for the gates in `weights`."""
+        return addmm(x, gated, weights["recurrent_kernel"], in_place)
 
     def output_gates(self, weights, inputs, gated, sequence_noise):
-        """o^h and o^r of Eq. 6, from the weights of the output alone."""
-        inputs = entering_inputs(inputs, sequence_noise)
+        """o^h and o^r of Eq. 6, from the weights of the output."""
+        inputs = prepare_inputs(inputs, sequence_noise)
         x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 
@@ -406,7 +415,7 @@ class ARMINEquations:
             )
         return self.state_activation(c)
 
-    def output(self, weights, gates, shown):
+    def output(self, weights, gates, output_inputs):
         """Eq. 8, for any leading axes."""
         if self.layer_norm:
             sizes = self.five_gate_sizes[3:]
@@ -416,7 +425,9 @@ class ARMINEquations:
                 weights["norm_gain"][-sum(sizes) :],
                 weights["norm_bias"][-sum(sizes) :],
             )
-        return self.recurrent_activation(gates) * self.output_activation(shown)
+        return self.recurrent_activation(gates) * self.output_activation(
+            output_inputs
+        )
 
     def _written_value(self, weights, projected, h):
         if not self.has_write_kernel:
@@ -424,55 +435,55 @@ class ARMINEquations:
         rows = weights["write_kernel"][-self.units :]
         value = affine(h, rows, weights.get("write_bias"))
         value = value + projected["write"] if self.write_inputs else value
-        return self.write_activation(bounded(value))
+        return self.write_activation(clip_gradient(value))
 
-    def _write(self, memory, address, count, value, live, record, in_place):
-        """The new memory, where it was written to, and the row before that."""
+    def _write(self, memory, address, count, value, valid, record, in_place):
+        """The new memory, the slot or weights of the write, the old row."""
         if address.slot is None:
             weights = memory_ops.soft_write_weights(count, address.weights)
             return memory_ops.blend(memory, weights, value), weights, None
         slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
         replaced = None
-        if record or live is not None:
+        if record or valid is not None:
             replaced = memory_ops.row(memory, slot)
-        if live is not None:
-            # Writing back what was there costs one row, not the memory.
-            value = ops.where(live, value, replaced)
+        if valid is not None:
+            # Rewriting the old row is cheaper than selecting whole memories.
+            value = ops.where(valid, value, replaced)
         memory = memory_ops.overwrite(
             memory, slot, value, in_place, after=replaced
         )
         return memory, slot, replaced
 
-    def _note_write(self, ranks, written, live):
+    def _update_ranks(self, ranks, written, valid):
         slot = written
         if len(written.shape) == 2:
-            # A write that is spread out counts where most of it goes.
-            slot = backends.best_slot(written)
-        new = memory_ops.note_write(ranks, slot)
-        return new if live is None else ops.where(live, new, ranks)
+            # A distributed write counts for the slot with the largest weight.
+            slot = backends.argmax_slot(written)
+        new = memory_ops.update_ranks(ranks, slot)
+        return new if valid is None else ops.where(valid, new, ranks)
 
 
-def entering_inputs(inputs, sequence_noise):
-    """Inputs as they are multiplied with kernels."""
-    # A gradient of a kernel is a multiple of them, and is then, in the next
-    # update, multiplied with them again.
-    return times(bounded_factor(inputs), sequence_noise.inputs)
+def prepare_inputs(inputs, sequence_noise):
+    """The inputs, clipped and with dropout, for products with kernels."""
+    # The gradient of a kernel is proportional to them, and is multiplied with
+    # them again after the next update.
+    return times(clip_factor(inputs), sequence_noise.inputs)
 
 
 def affine(inputs, kernel, bias):
     if bias is None:
         return ops.matmul(inputs, kernel)
-    return plus_product(bias, inputs, kernel)
+    return addmm(bias, inputs, kernel)
 
 
 def times(x, mask):
     return x if mask is None else x * mask
 
 
-def zone_out(rate, new, old, keep_old, training):
-    """Units keep their old value, at inference in expectation."""
+def apply_zoneout(rate, new, old, zoneout_mask, training):
+    """Units keep their old value; at inference the expectation is used."""
     if not rate:
         return new
     if training:
-        return ops.where(keep_old, old, new)
+        return ops.where(zoneout_mask, old, new)
     return rate * old + (1 - rate) * new

@@ -1,4 +1,4 @@
-"""Keras callbacks for training with a memory."""
+"""Keras callbacks for training memory layers."""
 
 import math
 from collections.abc import Callable
@@ -8,18 +8,18 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_armin import checks
 from keras_armin import keras_private
-from keras_armin.cell import MemoryCell
+from keras_armin import validation
+from keras_armin.annealed_rnn import MINIMUM
+from keras_armin.annealed_rnn import AnnealedRNN
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
-from keras_armin.recurrent import MemoryRNN
-from keras_armin.temperature import LOWEST
-from keras_armin.temperature import TemperedRNN
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_rnn import MemoryRNN
 
 
 class _Annealing(keras.callbacks.Callback):
-    """Sets a scalar weight of all cells that have it while a model trains."""
+    """Sets a scalar weight of all cells in a model during training."""
 
     weight: str
 
@@ -36,8 +36,8 @@ class _Annealing(keras.callbacks.Callback):
                 f"function from an integer to a float. Received: {schedule!r}"
             )
         self.schedule = schedule
-        self.per = checks.choice("per", per, ("batch", "epoch"))
-        self.step = checks.count("initial_step", initial_step)
+        self.per = validation.choice("per", per, ("batch", "epoch"))
+        self.step = validation.count("initial_step", initial_step)
         self._first_step_of_epoch = self.step
         self._value = None
 
@@ -60,12 +60,12 @@ class _Annealing(keras.callbacks.Callback):
             )
         for layer in keras_private.all_layers(self.model):
             if (
-                isinstance(layer, TemperedRNN)
+                isinstance(layer, AnnealedRNN)
                 and self.weight in layer.schedules
             ):
                 raise ValueError(
-                    f"Layer '{layer.name}' follows a schedule of its own for "
-                    f"`{self.weight}`. Use that or `{kind}`, not both."
+                    f"Layer '{layer.name}' has its own schedule for "
+                    f"`{self.weight}`. Use either that or `{kind}`."
                 )
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -88,33 +88,33 @@ class _Annealing(keras.callbacks.Callback):
         value = float(ops.convert_to_numpy(self.schedule(step)))
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(
-                f"The `schedule` of `{type(self).__name__}` must give finite "
-                f"numbers from 0 on. At step {step} it gave {value}"
+                f"The `schedule` of `{type(self).__name__}` must return finite "
+                f"numbers of at least 0. Received: {value} at step {step}"
             )
-        value = max(value, LOWEST[self.weight])
+        value = max(value, MINIMUM[self.weight])
         if value == self._value:
             return
         self._value = value
-        # Through `self.model`, which on JAX fetches the variables from the
+        # Through `self.model`, which on JAX syncs the variables from the
         # training loop first.
         for cell in self._cells():
             getattr(cell, self.weight).assign(value)
 
 
 class TemperatureAnnealing(_Annealing):
-    """Sets the temperature of every ARMIN in the model while it trains.
+    """Sets the temperature of every ARMIN in the model during training.
 
-    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
-    and so it does `TARDIS` and `AwTA`.
+    It applies to `ARMIN`, `TARDIS` and `AwTA` layers and their bare cells, at
+    any depth of the model.
 
     Args:
         schedule: A `keras.optimizers.schedules` schedule, or a function from
-            an integer to a float. Where it falls below 0.001, as a cosine
-            decay to 0, the temperature stays there.
-        per: `"batch"` or `"epoch"`: what the schedule counts. Batches are
+            an integer to a float. Values below 0.001, as of a cosine decay to
+            0, are replaced by 0.001.
+        per: `"batch"` or `"epoch"`: the unit of the schedule. Batches are
             counted over the whole training, epochs as `fit` numbers them, so
-            with `"epoch"` a continued `fit(initial_epoch=...)` goes on where
-            it was. Defaults to `"batch"`. With `steps_per_execution` the
+            that with `"epoch"` a `fit(initial_epoch=...)` continues the
+            schedule. Defaults to `"batch"`. With `steps_per_execution` the
             batches of one execution share the temperature of the first.
         initial_step: int. Number of the first batch. Defaults to `0`.
 
@@ -126,11 +126,11 @@ class TemperatureAnnealing(_Annealing):
 
 
 class NoiseAnnealing(_Annealing):
-    """Sets the `noise_scale` of every ARMIN in the model while it trains.
+    """Sets the `noise_scale` of every ARMIN in the model during training.
 
-    It serves `ARMIN` and a bare `ARMINCell` alike, at any depth of the model,
-    if they were made with a `noise_scale` above 0; those made with 0 never
-    draw noise.
+    It applies to `ARMIN` layers and bare `ARMINCell`s at any depth of the
+    model that were created with a `noise_scale` above 0; those created with 0
+    never draw noise.
 
     Args:
         schedule, per, initial_step: As for `TemperatureAnnealing`; the noise
@@ -140,24 +140,24 @@ class NoiseAnnealing(_Annealing):
     """
 
     weight = "noise_scale"
-    _advice = "A layer made with `noise_scale=0` never draws noise."
+    _advice = "A layer created with `noise_scale=0` never draws noise."
 
 
 class ValidationState(keras.callbacks.Callback):
-    """Keeps validation inside `fit` from disturbing stateful layers.
+    """Separates the states of validation and training inside `fit`.
 
-    Validation starts from the initial state, and training goes on afterwards
-    from where it was. Only layers of this package are looked after. Use one
-    object for one `fit`.
+    Validation starts from the initial state of stateful layers, and training
+    continues afterwards from its own state. Applies to the layers of this
+    package. Use a new instance for each `fit`.
 
     Args:
-        reset_each_epoch: bool. Also start every epoch from the initial state.
+        reset_each_epoch: bool. Also reset the state before every epoch.
             Defaults to `False`.
     """
 
     def __init__(self, reset_each_epoch: bool = False):
         super().__init__()
-        self.reset_each_epoch = checks.flag(
+        self.reset_each_epoch = validation.flag(
             "reset_each_epoch", reset_each_epoch
         )
         self._training = False
@@ -202,20 +202,20 @@ class SlotUsage(keras.callbacks.Callback):
 
     Added to the logs, and so to `History`, `CSVLogger` and `TensorBoard`:
 
-    - `slot_usage`: fraction of the slots that were ever the favoured one;
-    - `read_entropy`: entropy in bits of the reads taken together, 0 where
-      always the same slot is read, log2(memory_slots) where all are read
-      alike.
+    - `slot_usage`: fraction of the slots that had the largest read weight at
+      any step;
+    - `read_entropy`: entropy in bits of all reads, 0 if the same slot is
+      always read, log2(memory_slots) if all slots are read equally often.
 
-    Put it before the callbacks that are to see these.
+    List it before the callbacks that use these logs.
 
     Args:
         layer: The `ARMIN`, or `keras.layers.RNN` around an `ARMINCell`.
         sequences: Inputs of that layer, `(batch, time, features)`; or, with
             `inputs_model`, inputs of that model.
-        inputs_model: Model that makes the layer's inputs, such as
+        inputs_model: Model that computes the inputs of the layer, such as
             `keras.Model(model.inputs, layer.input)`. Defaults to `None`.
-        prefix: str. Put before both names, to tell several layers apart.
+        prefix: str. Prefix of both names, to distinguish several layers.
             Defaults to `""`.
     """
 
@@ -235,7 +235,7 @@ class SlotUsage(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if logs is None:
             return
-        self.model  # noqa: B018 fetches the variables on JAX
+        self.model  # noqa: B018 syncs the variables on JAX
         sequences = self.sequences
         if self.inputs_model is not None:
             sequences = self.inputs_model(sequences)
@@ -245,7 +245,7 @@ class SlotUsage(keras.callbacks.Callback):
 
 
 def slot_usage(trace: MemoryTrace) -> float:
-    """Fraction of the slots that some step favoured."""
+    """Fraction of the slots that had the largest read weight at any step."""
     slots = trace.read_weights.shape[-1]
     return np.isin(np.arange(slots), trace.read_slots).sum() / slots
 

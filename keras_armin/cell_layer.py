@@ -1,13 +1,13 @@
-"""Layers that make their own cell, each from one line that names it."""
+"""The base class of layers that create their own cell."""
 
 import inspect
 from operator import attrgetter
 from typing import Any
 
-from keras_armin.cell import MemoryCell
-from keras_armin.cell import parameters_of
-from keras_armin.temperature import TemperedRNN
-from keras_armin.temperature import split_schedules
+from keras_armin.annealed_rnn import AnnealedRNN
+from keras_armin.annealed_rnn import split_schedules
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_cell import init_parameters
 
 FLAGS = (
     "return_sequences",
@@ -19,10 +19,10 @@ FLAGS = (
 )
 
 
-class CellLayer(TemperedRNN):
-    """The layer of a cell. Its arguments are those of the cell, then `FLAGS`.
+class CellLayer(AnnealedRNN):
+    """A layer with the arguments of its cell, followed by `FLAGS`.
 
-    A subclass names its `cell_class`, and has all arguments of it as
+    A subclass sets `cell_class`, and has the arguments of the cell as
     attributes.
     """
 
@@ -34,7 +34,7 @@ class CellLayer(TemperedRNN):
         super().__init_subclass__(**kwargs)
         if "cell_class" not in vars(cls):
             return
-        parameters = parameters_of(cls.cell_class)
+        parameters = init_parameters(cls.cell_class)
         for parameter in parameters:
             of_cell = property(attrgetter(f"cell.{parameter.name}"))
             setattr(cls, parameter.name, of_cell)
@@ -60,4 +60,4 @@ class CellLayer(TemperedRNN):
             name=self.cell_name,
         )
         super().__init__(cell, **flags, **rest)
-        self.keep_schedules(schedules)
+        self.set_schedules(schedules)

@@ -1,4 +1,4 @@
-"""Looking inside: which slots are read and written at each step."""
+"""Inspecting the memory: which slots are read and written at each step."""
 
 from typing import Any
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_armin.cell import MemoryCell
-from keras_armin.recurrent import MemoryRNN
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_rnn import MemoryRNN
 
 
 class MemoryTrace(NamedTuple):
-    """What happened in memory, in the order in which steps were processed.
+    """Reads and writes of a layer, in the order in which steps are processed.
 
-    That is from the end of the sequence on with `go_backwards`. Masked steps
-    have weights of zero and the slot -1.
+    With `go_backwards` that is from the end of the sequence. Masked steps have
+    weights of zero and the slot -1.
     """
 
     read_weights: np.ndarray  # (batch, time, slots)
@@ -24,15 +24,15 @@ class MemoryTrace(NamedTuple):
     @property
     def read_slots(self) -> np.ndarray:
         """The slot read at each step, `(batch, time)`."""
-        return _favoured(self.read_weights)
+        return _top_slot(self.read_weights)
 
     @property
     def write_slots(self) -> np.ndarray:
         """The slot written at each step, `(batch, time)`."""
-        return _favoured(self.write_weights)
+        return _top_slot(self.write_weights)
 
 
-def _favoured(weights):
+def _top_slot(weights):
     return np.where(weights.any(axis=-1), weights.argmax(axis=-1), -1)
 
 
@@ -44,16 +44,16 @@ def trace_memory(
     training: bool = False,
     reset: Any = None,
 ) -> MemoryTrace:
-    """Run a memory layer and tell which slots it read and wrote.
+    """Run a memory layer and record which slots it reads and writes.
 
     Args:
         layer: `ARMIN`, or `keras.layers.RNN` around an `ARMINCell`.
         sequences: Inputs of the layer, `(batch, time, features)`. For a layer
-            inside a model they can be had with
-            `keras.Model(model.inputs, layer.input)(inputs)`, which where a
-            mask is at work is a list of inputs and mask: that is taken too.
+            inside a model, use `keras.Model(model.inputs,
+            layer.input)(inputs)`. With a mask that returns a list of inputs
+            and mask, which is accepted too.
         initial_state, mask, training, reset: As in a call of `ARMIN`. The
-            state that a stateful layer carries is used and left as it is.
+            state of a stateful layer is used but not changed.
 
     Returns:
         A `MemoryTrace`.
@@ -72,7 +72,7 @@ def trace_memory(
     memory_layer = _as_memory_layer(layer)
     if not layer.built:
         layer.build(tuple(sequences.shape))
-    run = memory_layer._run(
+    result = memory_layer._run_loop(
         sequences, initial_state, mask, training, reset, trace=True
     )
 
@@ -80,12 +80,12 @@ def trace_memory(
         return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
 
     return MemoryTrace(
-        batch_first(run.read_weights), batch_first(run.write_weights)
+        batch_first(result.read_weights), batch_first(result.write_weights)
     )
 
 
 def _as_tensor(sequences):
-    """Tensors stay as they are, with the mask that may hang on them."""
+    """Tensors are not converted, so that they keep an attached mask."""
     if keras.ops.is_tensor(sequences):
         return sequences
     return ops.convert_to_tensor(sequences)
@@ -105,8 +105,8 @@ def _as_memory_layer(layer):
 
 
 def _wrap(rnn):
-    """A layer of ours around the cell of a `keras.layers.RNN`."""
-    wrapped = around_cell(rnn.cell, go_backwards=rnn.go_backwards)
+    """A `MemoryRNN` around the cell of a `keras.layers.RNN`."""
+    wrapped = wrap_cell(rnn.cell, go_backwards=rnn.go_backwards)
     if rnn.stateful and rnn.states is not None:
         wrapped.stateful = True
         wrapped._expected_batch_size = rnn._expected_batch_size
@@ -114,9 +114,9 @@ def _wrap(rnn):
     return wrapped
 
 
-def around_cell(cell, **flags):
-    """A second layer around a cell, of which the first need not know."""
-    after_loading = cell.after_loading
+def wrap_cell(cell, **flags):
+    """A second layer around a cell, which does not affect the first."""
+    on_weights_loaded = cell.on_weights_loaded
     layer = MemoryRNN(cell, dtype=cell.dtype_policy, **flags)
-    cell.after_loading = after_loading
+    cell.on_weights_loaded = on_weights_loaded
     return layer

@@ -1,6 +1,6 @@
-"""Everything this package uses of Keras that is not public, in one place.
+"""All uses of private Keras API, in one place.
 
-tests/test_keras_private.py fails when one of these changes its behaviour, and
+tests/test_keras_private.py fails if one of them changes its behaviour, and
 tests/test_distribution.py for `clip_sum_of_replicas`.
 """
 
@@ -19,28 +19,27 @@ __all__ = [
     "all_layers",
     "attached_mask",
     "clip_sum_of_replicas",
-    "in_own_precision",
-    "is_asked_by_keras",
+    "preserve_float64",
+    "is_called_by_keras",
     "is_training",
     "run_through_graph",
 ]
 
 
 def is_training():
-    """The `training` value of the layer call under way, None if not known.
+    """The `training` value of the current layer call, None if unknown.
 
-    `keras.layers.RNN` prepares a cell before its loop without saying whether
-    it trains.
+    `keras.layers.RNN` prepares a cell before its loop without passing it on.
     """
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.get_value("training")
 
 
-def is_asked_by_keras():
-    """Whether it is Keras that calls `train()` or `eval()` of a torch module.
+def is_called_by_keras():
+    """Whether Keras is the caller of `train()` or `eval()` of a torch module.
 
-    `fit` does on PyTorch. A module hands the call on to those inside it, so
-    the one who asks comes after all functions of these names.
+    `fit` calls them on PyTorch. Modules forward the call to their children, so
+    the caller is the first frame that is not a function of these names.
     """
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("train", "eval"):
@@ -50,15 +49,15 @@ def is_asked_by_keras():
 
 
 def all_layers(model):
-    """A model's layers at any depth, cells included, each once."""
+    """The layers of a model at any depth, including cells, each once."""
     return model._flatten_layers(include_self=True, recursive=True)
 
 
 def run_through_graph(model, inputs, call):
-    """Call a functional model's layers anew, each as `call(layer, *args)`.
+    """Replay a functional model, calling each layer as `call(layer, *args)`.
 
-    `keras.models.clone_model` does the same, but cannot give the copy inputs
-    that the original has not.
+    `keras.models.clone_model` does the same, but cannot add inputs that the
+    original does not have.
     """
     return model._run_through_graph(
         inputs, operation_fn=lambda layer: layer, call_fn=call
@@ -66,10 +65,10 @@ def run_through_graph(model, inputs, call):
 
 
 def clip_sum_of_replicas(optimizer):
-    """Under `tf.distribute`, let an optimizer clip what one device would clip.
+    """Let an optimizer clip the summed gradient under `tf.distribute`.
 
-    It clips the gradients of each replica and adds them up afterwards, which
-    bounds something else. Now it adds them up first.
+    By default it clips the gradients of each replica before it sums them,
+    which differs from training on a single device.
     """
     clip, add = optimizer._clip_gradients, optimizer._all_reduce_sum_gradients
 
@@ -81,14 +80,14 @@ def clip_sum_of_replicas(optimizer):
     optimizer._all_reduce_sum_gradients = lambda pairs: pairs
 
 
-def in_own_precision(method):
-    """Let a method of a float64 layer really compute in float64.
+def preserve_float64(method):
+    """Decorate a method of a float64 layer so that it computes in float64.
 
-    Also a function whose first argument is a layer, or a tensor.
+    Also for functions whose first argument is a layer or a tensor.
 
-    On JAX and torch most of `keras.ops` turn float64 into float32 without a
-    word. Other dtypes, and float64 on a JAX without `JAX_ENABLE_X64`, which
-    has none, are left alone.
+    On JAX and torch most of `keras.ops` silently cast float64 to float32.
+    Other dtypes are not affected, nor is float64 on JAX without
+    `JAX_ENABLE_X64`.
     """
 
     @functools.wraps(method)

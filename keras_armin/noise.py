@@ -1,9 +1,9 @@
-"""Random numbers of a memory cell, drawn so that they are fresh at each step.
+"""Random numbers of a memory cell, different at each step.
 
-A loop compiled by JAX cannot advance a `SeedGenerator`. A layer of ours
-therefore draws the noise of a whole sequence before its loop. A bare cell in
-somebody else's loop gets one seed before that loop and mixes it with the
-number of writes its state has counted.
+A loop compiled by JAX cannot advance a `SeedGenerator`. The layers of this
+package therefore draw the noise of a whole sequence before their loop. A bare
+cell in a foreign loop gets one seed before that loop and combines it with the
+number of writes in its state.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ import numpy as np
 from keras import ops
 
 # Odd and far from any small multiple of 2**32, so that the seeds of steps and
-# the seeds of calls, which count up by one, do not meet. The torch backend of
-# Keras seeds with the sum of both halves.
+# the seeds of calls, which increase by one, do not coincide. The torch backend
+# of Keras seeds with the sum of both halves.
 _STEP_STRIDE = 0x61C88647
 
-# A float32 uniform may be 0, whose Gumbel value is infinite, and 1 after
-# rounding, likewise.
+# A float32 uniform may be 0 or, after rounding, 1, where the Gumbel value is
+# infinite.
 _SMALLEST_UNIFORM = 1e-20
 _LARGEST_UNIFORM = 1 - 2**-24
 
@@ -29,7 +29,7 @@ class StepNoise(NamedTuple):
 
     gumbel: Any = None  # (..., batch, slots)
     zoneout: Any = None  # (..., batch, units), True keeps the old value
-    zoneout_cell: Any = None  # likewise, for the cell state of an LSTM
+    zoneout_cell: Any = None  # the same for the cell state of an LSTM
     switches: Any = None  # (..., batch, 2), added to logits of TARDIS
 
 
@@ -40,22 +40,22 @@ class SequenceNoise(NamedTuple):
     recurrent: Any = None  # (batch, units + memory_dim)
 
 
-class GivenSeed(keras.random.SeedGenerator):
-    """Hands a tensor to `keras.random`, which takes one on JAX only."""
+class FixedSeed(keras.random.SeedGenerator):
+    """Passes a tensor as a seed, which `keras.random` accepts on JAX only."""
 
     def __init__(self, value):
-        # No super().__init__(): it would create a variable.
+        # Without super().__init__(), which would create a variable.
         self._value = value
 
     def next(self, ordered=True):
         return self._value
 
 
-def spread_seed(seed, *path: int) -> int:
-    """An integer seed of its own for each `path` below `seed`.
+def derive_seed(seed, *path: int) -> int:
+    """An integer seed for each `path`, derived from `seed`.
 
-    Neighbouring seeds come out far apart: on torch, seed generators of
-    neighbouring seeds would give the same numbers, shifted by one.
+    Consecutive seeds give unrelated results: on torch, seed generators of
+    consecutive seeds would give the same numbers, shifted by one.
     """
     sequence = np.random.SeedSequence([abs(seed), int(seed < 0), *path])
     return int(sequence.generate_state(1)[0] >> 1)
@@ -69,7 +69,7 @@ def step_seed(call_seed, count, draw: int, draws: int):
     """
     position = ops.sum(count) * draws + draw
     offset = ops.cast(position, call_seed.dtype) * _STEP_STRIDE
-    return GivenSeed(call_seed + ops.cast(offset, call_seed.dtype))
+    return FixedSeed(call_seed + ops.cast(offset, call_seed.dtype))
 
 
 def gumbel(shape, seed):
@@ -79,13 +79,13 @@ def gumbel(shape, seed):
 
 
 def logistic(shape, seed):
-    """What makes a sigmoid of logits a sample: two Gumbel noises apart."""
+    """Logistic noise, which is the difference of two Gumbel noises."""
     uniform = keras.random.uniform(shape, dtype="float32", seed=seed)
     uniform = ops.clip(uniform, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)
     return ops.log(uniform) - ops.log1p(-uniform)
 
 
-def keep_old(shape, rate: float, seed):
+def zoneout_mask(shape, rate: float, seed):
     """True with probability `rate`."""
     return keras.random.uniform(shape, dtype="float32", seed=seed) < rate
 

@@ -1,4 +1,4 @@
-"""Pictures. matplotlib is imported only when one is drawn."""
+"""Plots. matplotlib is imported only when one is drawn."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ def plot_memory(
     ax: Any = None,
     title: str | None = None,
 ) -> Any:
-    """Draw what one sample read and wrote: time across, slots up.
+    """Plot the reads and writes of one sample over time.
 
     Args:
-        trace: What `keras_armin.trace_memory` returned.
-        sample: int. Which sample of the batch. Defaults to `0`.
+        trace: The `MemoryTrace` from `keras_armin.trace_memory`.
+        sample: int. Index of the sample in the batch. Defaults to `0`.
         ax: Matplotlib axes to draw on. Defaults to `None`: a new figure.
         title: str. Defaults to `None`: none.
 
     Returns:
-        The matplotlib axes. Reads are blue, the darker the larger their
-        weight; writes are orange frames. Masked steps are empty.
+        The matplotlib axes. Reads are blue, darker for larger weights; writes
+        are orange frames. Masked steps are empty.
     """
     import matplotlib.pyplot as plt
     from matplotlib.colors import LinearSegmentedColormap
@@ -32,12 +32,12 @@ def plot_memory(
 
     if not isinstance(trace, MemoryTrace):
         raise TypeError(
-            "Argument `trace` must be what `keras_armin.trace_memory` "
-            f"returns. Received: {type(trace).__name__}"
+            "Argument `trace` must be a `MemoryTrace` from "
+            f"`keras_armin.trace_memory`. Received: {type(trace).__name__}"
         )
     if sample not in range(len(trace.read_weights)):
         raise ValueError(
-            "Argument `sample` must be a sample of the batch, from 0 to "
+            "Argument `sample` must be an index in the batch, from 0 to "
             f"{len(trace.read_weights) - 1}. Received: {sample!r}"
         )
     reads = trace.read_weights[sample].T
@@ -80,7 +80,7 @@ def _frame_writes(ax, writes):
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 
-    # A spread-out write frames the slots that take an equal share at least.
+    # A distributed write frames the slots with at least an equal share.
     share = 1.0 / writes.shape[0]
     frames = [
         Rectangle((step - 0.5, slot - 0.5), 1.0, 1.0)

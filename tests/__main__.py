@@ -1,4 +1,4 @@
-"""Run the suite on every backend and count over all of them.
+"""Run the suite on every backend and sum up the results.
 
     python -m tests                     all three
     python -m tests jax torch           some

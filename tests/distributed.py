@@ -1,4 +1,4 @@
-"""What tests/test_distribution.py runs, in one process or in several.
+"""The program of tests/test_distribution.py, for one or more processes.
 
     python -m tests.distributed train FILE CASE... -- OPTIONS
     python -m tests.distributed fork PORT COUNT FILE CASE... -- OPTIONS

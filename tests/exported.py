@@ -1,4 +1,4 @@
-"""Export models, run the files in a process of their own, and compare."""
+"""Export models, run the files in a separate process, and compare."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 import keras_armin
-from keras_armin.exporting import ENDINGS
+from keras_armin.export_lib import ENDINGS
 from tests.helpers import array
 
 LOADER = pathlib.Path(__file__).with_name("load_exported.py")

@@ -1,4 +1,4 @@
-"""The operations of an exported model: names, and sizes of what they give."""
+"""The operations of an exported model: names and output sizes."""
 
 import keras
 

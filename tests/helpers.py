@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Helpers shared by several test files."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 
@@ -125,7 +125,7 @@ def fix_noise(monkeypatch, noise):
     def draw_noise(cell, time, batch):
         return StepNoise(**per_step), sequence_noise(cell)
 
-    def noise_of_step(cell, states, training):
+    def noise_for_step(cell, states, training):
         if not training:
             return StepNoise(), SequenceNoise()
         pointer = states[cell.state_names.index("pointer")]
@@ -134,7 +134,7 @@ def fix_noise(monkeypatch, noise):
         return StepNoise(**now), sequence_noise(cell)
 
     monkeypatch.setattr(ARMINCell, "draw_noise", draw_noise)
-    monkeypatch.setattr(ARMINCell, "_noise_of_step", noise_of_step)
+    monkeypatch.setattr(ARMINCell, "_noise_for_step", noise_for_step)
 
 
 def random_noise(rng, batch=BATCH, time=TIME, slots=SLOTS, units=UNITS):

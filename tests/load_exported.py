@@ -122,7 +122,7 @@ def run_job(job):
 def main(jobs_file):
     with open(jobs_file) as file:
         jobs = json.load(file)
-    # TensorFlow imports Keras if it can, without need. Here nobody can.
+    # TensorFlow imports Keras if it can, which it must not here.
     out_of_reach = ("keras", "keras_armin")
     sys.modules.update(dict.fromkeys(out_of_reach))
     for job in jobs:

@@ -1,4 +1,4 @@
-"""All networks of the package, for tests that hold for each of them."""
+"""All networks of the package, for tests that apply to each of them."""
 
 from typing import Any
 from typing import NamedTuple
@@ -104,7 +104,7 @@ NETWORKS = {
         },
     ),
 }
-# What cannot be had at another value than the default.
+# Arguments that support only their default.
 FIXED = {
     "SAM": {"variant"},
     "AwTA": {"content_addressing", "recency_addressing"},

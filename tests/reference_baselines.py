@@ -2,7 +2,7 @@
 
 Written from the publications, and slowly: sums are loops, sorting is sorting.
 Each `step` takes the cell, its weights by name, an input and a dict of states,
-which it returns anew, the output first.
+which it returns updated, the output first.
 """
 
 import numpy as np

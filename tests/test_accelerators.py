@@ -1,9 +1,9 @@
-"""Ready for GPUs and TPUs, as far as can be shown without one.
+"""Readiness for GPUs and TPUs, as far as it can be tested without one.
 
 JAX writes the training and inference steps for `tpu` and `cuda` as portable
 programs, TensorFlow compiles them with XLA, and on torch the operations of a
 step are watched. What is looked for is what such devices do not forgive:
-shapes that are not known beforehand, work that goes back to the host, and
+unknown shapes, work on the host, and
 products that a mixed precision policy fails to reach. No program is run on
 such a device here.
 """
@@ -17,7 +17,7 @@ import pytest
 
 import keras_armin
 from keras_armin import ARMIN
-from keras_armin.recurrent import MemoryRNN
+from keras_armin.memory_rnn import MemoryRNN
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import FEATURES

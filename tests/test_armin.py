@@ -1,4 +1,4 @@
-"""Weights, saved files and dtypes of ARMIN, beyond what every network owes."""
+"""Weights, saved files and dtypes of ARMIN, beyond the shared contract."""
 
 import h5py
 import keras

@@ -1,4 +1,4 @@
-"""How the comparison networks work, and that nothing drives them to NaN."""
+"""The mechanisms of the baselines, and their numerical stability."""
 
 import keras
 import numpy as np
@@ -7,8 +7,8 @@ from keras import ops
 
 from keras_armin import baselines
 from keras_armin import trace_memory
+from keras_armin.baselines import _heads
 from keras_armin.baselines import dnc
-from keras_armin.baselines import heads
 from keras_armin.baselines import sab
 from tests import reference_baselines as reference
 from tests.helpers import BACKEND
@@ -52,7 +52,7 @@ def gradient_of(function, x):
 
 def test_equal_vectors_have_a_cosine_of_one_whatever_their_length(rng):
     rows = rng.normal(size=(2, N, 20)).astype("float32")
-    similar = array(heads.cosine(tensor(rows), tensor(3 * rows[:, :2])))
+    similar = array(_heads.cosine(tensor(rows), tensor(3 * rows[:, :2])))
 
     np.testing.assert_allclose(similar[:, 0, 0], 1, atol=1e-4)
     np.testing.assert_allclose(similar[:, 1, 1], 1, atol=1e-4)
@@ -63,7 +63,7 @@ def test_a_row_of_zeros_is_like_nothing_and_has_a_finite_gradient():
     key = np.ones((1, 1, 4), "float32")
 
     def similarity(memory):
-        return heads.cosine(memory, tensor(key))
+        return _heads.cosine(memory, tensor(key))
 
     assert not array(similarity(tensor(np.zeros((1, N, 4), "float32")))).any()
     assert np.isfinite(gradient_of(similarity, np.zeros((1, N, 4)))).all()
@@ -75,7 +75,7 @@ def test_a_shift_moves_by_one_round_the_end_each_sample_for_itself(
 ):
     weights = np.stack([one_hot(0), one_hot(3)])
     taps = np.stack([one_hot(tap, slots_in_all=3), one_hot(1, slots_in_all=3)])
-    moved = array(heads.shift(tensor(weights), tensor(taps)))
+    moved = array(_heads.shift(tensor(weights), tensor(taps)))
 
     np.testing.assert_array_equal(moved[0], one_hot(arrives))
     np.testing.assert_array_equal(moved[1], one_hot(3))
@@ -83,10 +83,10 @@ def test_a_shift_moves_by_one_round_the_end_each_sample_for_itself(
 
 def test_sharpening_survives_weights_of_zero_and_the_largest_power():
     weights = np.array([[[1.0, 0, 0, 0]], [[0.25] * 4], [[0.4, 0.3, 0.3, 0]]])
-    power = np.full((3, 1, 1), heads.LARGEST_SHARPNESS, "float32")
+    power = np.full((3, 1, 1), _heads.LARGEST_SHARPNESS, "float32")
 
     def sharpened(weights):
-        return heads.sharpen(weights, tensor(power))
+        return _heads.sharpen(weights, tensor(power))
 
     sharp = array(sharpened(tensor(weights.astype("float32"))))
     np.testing.assert_allclose(sharp[0, 0], [1, 0, 0, 0], atol=1e-6)
@@ -101,12 +101,12 @@ def test_the_nearest_rows_share_all_weight_and_all_gradient(rng):
     value = rng.normal(size=(N, 1)).astype("float32")
 
     def read(memory):
-        similar = heads.cosine(memory, tensor(queries))
-        weights = heads.nearest(similar, 2.0, 2)
+        similar = _heads.cosine(memory, tensor(queries))
+        weights = _heads.nearest(similar, 2.0, 2)
         return ops.matmul(weights, tensor(value))
 
     weights = array(
-        heads.nearest(heads.cosine(tensor(memory), tensor(queries)), 2.0, 2)
+        _heads.nearest(_heads.cosine(tensor(memory), tensor(queries)), 2.0, 2)
     )
     found = gradient_of(read, memory)
     touched = weights[:, 0] > 0
@@ -116,7 +116,7 @@ def test_the_nearest_rows_share_all_weight_and_all_gradient(rng):
 
 
 def test_of_equal_rows_the_first_are_the_nearest():
-    weights = heads.nearest(tensor(np.zeros((1, 1, N), "float32")), 1.0, 2)
+    weights = _heads.nearest(tensor(np.zeros((1, 1, N), "float32")), 1.0, 2)
 
     np.testing.assert_allclose(array(weights)[0, 0], [0.5, 0.5, 0, 0, 0, 0])
 
@@ -278,7 +278,7 @@ def test_the_released_addressing_leaves_the_choice_to_chance(name, rng):
         memory = rng.normal(size=(1, N, 4)).astype("float32")
         width = cell.address_units
         logits = cell.address_logits(
-            cell.read_weights(),
+            cell.weight_tensors(),
             tensor(rng.normal(size=(1, width)).astype("float32")),
             tensor(np.zeros((1, width), "float32")),
             tensor(memory),
@@ -328,7 +328,7 @@ def test_what_sab_recalls_depends_on_the_query(rng):
     found = set()
     for _ in range(5):
         h = tensor(rng.normal(size=(1, 8)).astype("float32"))
-        weights = cell._recall_weights(cell.read_weights(), rows, h, count)
+        weights = cell._recall_weights(cell.weight_tensors(), rows, h, count)
         found.add(tuple(array(weights)[0]))
 
     assert len(found) > 1

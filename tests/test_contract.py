@@ -1,4 +1,4 @@
-"""What every network of the package owes Keras, from one list of them."""
+"""The Keras contract, tested for every network of the package."""
 
 import functools
 import inspect
@@ -293,7 +293,7 @@ def test_nan_in_masked_steps_reaches_nothing(network, rng):
 
 
 @each_network
-def test_two_halves_with_the_state_handed_over_equal_the_whole(network, rng):
+def test_two_halves_with_the_state_passed_on_equal_the_whole(network, rng):
     layer = built(network, rng, return_state=True)
     x = inputs(rng)
     whole = layer(x)

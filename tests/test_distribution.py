@@ -1,4 +1,4 @@
-"""Many devices: the same weights, states and losses as one.
+"""Distributed training: the same weights, states and losses as one device.
 
 Virtual devices of the CPU, and processes that talk over loopback. What they
 run is in tests/distributed.py.

@@ -1,4 +1,4 @@
-"""Bad input is refused at once, with the argument's name and what it got."""
+"""Bad input raises an error that names the argument and its value."""
 
 import keras
 import numpy as np
@@ -75,7 +75,7 @@ def test_numpy_numbers_are_accepted(cls):
     assert type(config["layer_norm"]) is bool
 
 
-def test_unknown_activations_and_initializers_are_refused():
+def test_unknown_activations_and_initializers_are_rejected():
     with pytest.raises(ValueError, match="tahn"):
         ARMIN(4, activation="tahn")
     with pytest.raises(ValueError, match="glorrot"):
@@ -90,7 +90,7 @@ def test_several_tensors_instead_of_one(rng):
         ARMIN(UNITS, SLOTS)([x, *good_states()])
 
 
-def test_a_schedule_that_is_none_is_explained():
+def test_a_function_is_not_a_schedule():
     with pytest.raises(TypeError, match="keras.optimizers.schedules"):
         ARMIN(UNITS, temperature=lambda step: 1.0)
 
@@ -104,7 +104,7 @@ def test_inputs_of_a_wrong_rank(shape):
         ARMIN(UNITS)(keras.Input(shape[1:]))
 
 
-def test_a_forgotten_return_sequences_is_guessed(rng):
+def test_a_forgotten_return_sequences_is_suggested(rng):
     with pytest.raises(ValueError, match="return_sequences=True.*Embedding"):
         ARMIN(UNITS)(ARMIN(UNITS)(inputs(rng)))
 
@@ -179,7 +179,7 @@ def test_wrong_states_of_the_cell(rng):
 
 
 def test_the_initial_state_of_an_unbuilt_learning_cell():
-    with pytest.raises(ValueError, match="has to be built"):
+    with pytest.raises(ValueError, match="must be built"):
         ARMINCell(UNITS, learn_initial_state=True).get_initial_state(2)
 
 

@@ -13,7 +13,7 @@ from keras import layers
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from keras_armin import exporting
+from keras_armin import export_lib
 from keras_armin.baselines import NTM
 from tests import load_exported
 from tests.exported import call_model
@@ -175,7 +175,7 @@ def test_a_bare_cell_on_torch_needs_fixed_sizes(tmp_path, rng):
 
 @pytest.mark.parametrize("format", INSTEAD)
 def test_what_a_backend_cannot_do_names_what_can(format, tmp_path, rng):
-    file = tmp_path / f"model{exporting.ENDINGS[format]}"
+    file = tmp_path / f"model{export_lib.ENDINGS[format]}"
 
     with pytest.raises(ValueError, match=INSTEAD[format]):
         keras_armin.export(made("hard", rng), file, format)
@@ -292,7 +292,7 @@ COMPLAINTS = {
     "format", FORMATS if BACKEND == "tensorflow" else [NATIVE]
 )
 def test_a_damaged_file_is_not_loaded(format, tmp_path, rng):
-    target = tmp_path / f"model{exporting.ENDINGS[format]}"
+    target = tmp_path / f"model{export_lib.ENDINGS[format]}"
     keras_armin.export(made("hard", rng), target, format)
     if format == "tf_saved_model":
         target = target / "saved_model.pb"
@@ -359,7 +359,7 @@ def test_litert_files_can_be_made_smaller(tmp_path, rng):
 
 
 def test_wrong_arguments_are_told(tmp_path, rng):
-    model, ending = made("hard", rng), exporting.ENDINGS["onnx"]
+    model, ending = made("hard", rng), export_lib.ENDINGS["onnx"]
 
     with pytest.raises(TypeError, match=r"keras\.Sequential"):
         keras_armin.export(model.layers[0], tmp_path / "x", NATIVE)

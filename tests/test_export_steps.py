@@ -30,7 +30,7 @@ def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
     )
     randomise(model, rng)
     step = keras_armin.step_model(model)
-    file = tmp_path / f"step{keras_armin.exporting.ENDINGS[format]}"
+    file = tmp_path / f"step{keras_armin.export_lib.ENDINGS[format]}"
 
     keras_armin.export(step, file, format)
 

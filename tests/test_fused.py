@@ -1,4 +1,4 @@
-"""The fast way of `ARMIN` gives the numbers and gradients of the plain one."""
+"""The fused loop of `ARMIN` agrees with the reference loop."""
 
 import contextlib
 import functools
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_armin import ARMIN
-from keras_armin import fused
+from keras_armin import armin_fused
 from keras_armin import trace_memory
-from keras_armin.memory import count_to_pointer
-from keras_armin.memory import ranks_to_order
-from keras_armin.normalization import layer_norm_gradient
-from keras_armin.recurrent import MemoryRNN
-from keras_armin.way_back import WayBack
+from keras_armin.armin_backward import BackwardPass
+from keras_armin.memory_ops import count_to_pointer
+from keras_armin.memory_ops import ranks_to_order
+from keras_armin.memory_rnn import MemoryRNN
+from keras_armin.normalization import layer_norm_backward
 from tests.conftest import IN_CI
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
@@ -51,7 +51,7 @@ EVERYTHING = {
 
 
 @contextlib.contextmanager
-def plain_way():
+def reference_loop():
     """`ARMIN` as a loop over `ARMINCell.step`, differentiated as it is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ARMIN, "_loop", MemoryRNN._loop)
@@ -185,7 +185,7 @@ def compare(
     randomise(layer, rng)
     mask = None
     if masked:
-        # One sample has no live step at all.
+        # One sample has no valid step at all.
         mask = rng.random((batch, time)) < 0.6
         mask[0] = False
         mask = ops.convert_to_tensor(mask)
@@ -196,7 +196,7 @@ def compare(
             results, layer, x, states, mask, training=training
         )
         found, gradients = run(compiled=compiled)
-        with plain_way():
+        with reference_loop():
             expected, expected_gradients = run()
     for y, z in zip(found, expected, strict=True):
         np.testing.assert_allclose(y, z, rtol=1e-10, atol=1e-10)
@@ -253,7 +253,7 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
         }
     ),
 )
-def test_any_options_give_the_plain_values_and_gradients(
+def test_any_options_agree_with_the_reference_loop(
     batch, time, features, masked, given_state, training, seed, options
 ):
     rng = np.random.default_rng(seed)
@@ -298,7 +298,7 @@ COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
     ],
     ids=["hard", "hard, everything", "relaxed, everything"],
 )
-def test_compiled_it_gives_the_plain_values_and_gradients(
+def test_it_agrees_with_the_reference_loop_when_compiled(
     options, masked, training, compiled, rng, float64
 ):
     options = {
@@ -323,12 +323,12 @@ def test_compiled_it_gives_the_plain_values_and_gradients(
 def spy(monkeypatch):
     calls = []
 
-    def recur(*args, **kwargs):
+    def run_recurrence(*args, **kwargs):
         calls.append(args)
         return original(*args, **kwargs)
 
-    original = fused.recur
-    monkeypatch.setattr(fused, "recur", recur)
+    original = armin_fused.run_recurrence
+    monkeypatch.setattr(armin_fused, "run_recurrence", run_recurrence)
     return calls
 
 
@@ -343,9 +343,7 @@ def test_the_layer_picks_the_fast_way(addressing, training, rng, monkeypatch):
     assert len(calls) == 2
 
 
-def test_the_layer_takes_the_plain_way_where_the_fast_one_does_not_hold(
-    rng, monkeypatch
-):
+def test_the_layer_falls_back_to_the_reference_loop(rng, monkeypatch):
     calls = spy(monkeypatch)
     x = inputs(rng)
     ARMIN(UNITS, SLOTS, addressing="soft")(x, training=True)
@@ -358,7 +356,7 @@ def test_the_layer_takes_the_plain_way_where_the_fast_one_does_not_hold(
 
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_the_temperature_can_be_trained(addressing, rng, float64):
-    """Nothing in the package does, but somebody may want to."""
+    """Nothing in the package does, but users may."""
     layer = ARMIN(
         UNITS, 3, addressing=addressing, dtype="float64", return_state=True
     )
@@ -371,7 +369,7 @@ def test_the_temperature_can_be_trained(addressing, rng, float64):
     with pytest.MonkeyPatch.context() as patch:
         fix_noise(patch, random_noise(rng, options, BATCH, TIME, FEATURES))
         _, gradients = results(layer, x, None, None)
-        with plain_way():
+        with reference_loop():
             _, expected = results(layer, x, None, None)
 
     assert abs(expected["temperature"]) > 1e-3
@@ -431,7 +429,7 @@ def second_derivative(layer, x):
 
 
 @pytest.mark.skipif(
-    BACKEND != "torch", reason="only torch goes backwards twice"
+    BACKEND != "torch", reason="only torch runs the backward pass twice"
 )
 def test_going_back_twice_gives_the_same(rng):
     import torch
@@ -447,12 +445,10 @@ def test_going_back_twice_gives_the_same(rng):
 
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_no_memory_of_all_steps_is_kept(addressing, rng):
-    """What is kept for the way back does not grow with the memory."""
+    """What is stored for the backward pass does not grow with the memory."""
 
     def kept(slots):
-        layer = ARMIN(
-            64, slots, addressing=addressing, return_sequences=True, seed=1
-        )
+        layer = ARMIN(64, slots, 64, addressing, return_sequences=True, seed=1)
         x = ops.convert_to_tensor(inputs(rng, batch=4, time=40))
         layer.build(tuple(x.shape))
         return bytes_for_training(layer, x)
@@ -461,7 +457,7 @@ def test_no_memory_of_all_steps_is_kept(addressing, rng):
     # memory itself grows, and scores and noise do.
     all_steps = 60 * 64 * 4 * 40 * 4
     assert kept(64) - kept(4) < 0.3 * all_steps
-    with plain_way():
+    with reference_loop():
         assert kept(64) - kept(4) > all_steps
 
 
@@ -539,6 +535,7 @@ def test_at_inference_no_operation_spans_the_memory(addressing, masked, rng):
     layer = ARMIN(
         ROWS["width"],
         ROWS["slots"],
+        ROWS["width"],
         addressing=addressing,
         layer_norm=True,
         zoneout=0.1,
@@ -694,11 +691,11 @@ def test_sums_over_all_steps_are_wide_in_half_precision(rng):
         4, 2, layer_norm=True, content_addressing=True, dtype="mixed_bfloat16"
     )
     layer.build((None, None, FEATURES))
-    weights = layer.cell.read_weights()
+    weights = layer.cell.weight_tensors()
     weights["match_scale"] = ops.ones(())
-    sums = WayBack(layer.cell, weights, None, training=True).empty_sums()
+    sums = BackwardPass(layer.cell, weights, None, training=True).zero_sums()
     x = ops.ones((BATCH, 4), "bfloat16")
-    _, *terms = layer_norm_gradient(x, [4], ops.ones((4,), "bfloat16"), x)
+    _, *terms = layer_norm_backward(x, [4], ops.ones((4,), "bfloat16"), x)
 
     assert len(sums) == 7
     for value in (*sums.values(), *terms):
@@ -719,7 +716,7 @@ def test_an_activation_without_a_gradient_is_taken(name, rng):
     assert np.abs(found["kernel"]).max() > 0
 
 
-def test_an_activation_with_weights_takes_the_plain_way(rng, monkeypatch):
+def test_an_activation_with_weights_uses_the_reference_loop(rng, monkeypatch):
     calls = spy(monkeypatch)
     layer = ARMIN(UNITS, 3, activation=keras.layers.PReLU())
     layer(inputs(rng), training=True)
@@ -734,7 +731,9 @@ class TestTorch:
 
         found = []
         weigh = torch.tensor(rng.normal(size=(BATCH, 3 * UNITS)))
-        layer = ARMIN(UNITS, 3, return_state=True, dtype="float64", seed=1)
+        layer = ARMIN(
+            UNITS, 3, UNITS, return_state=True, dtype="float64", seed=1
+        )
         x = torch.tensor(inputs(rng, dtype="float64"), requires_grad=True)
         layer.build(tuple(x.shape))
         options = {"units": UNITS, "memory_slots": 3}
@@ -774,7 +773,7 @@ class TestTorch:
 
         assert layer.cell.kernel.value.grad is not None
 
-    def test_nothing_outlives_the_way_back(self, rng):
+    def test_nothing_outlives_the_backward_pass(self, rng):
         import torch
 
         layer = ARMIN(UNITS, 3, return_sequences=True)
@@ -782,7 +781,7 @@ class TestTorch:
         tape = next(
             node
             for node in walk(loss.grad_fn)
-            if "HandWritten" in type(node).__name__
+            if "CustomGradient" in type(node).__name__
         )
         assert tape.saved_tensors
         loss.backward()

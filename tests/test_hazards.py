@@ -1,4 +1,4 @@
-"""Nothing ends in NaN: silence, constant and huge inputs, long sequences.
+"""No NaN: silence, constant and huge inputs, long sequences.
 
 A batch holds each hazard as a sample of its own, so that one compiled model
 meets all of them.
@@ -11,7 +11,7 @@ import pytest
 from keras_armin import ARMIN
 from keras_armin import PAPER
 from keras_armin import backends
-from keras_armin import bounds
+from keras_armin import gradient_clipping
 from keras_armin.baselines import LayerNormLSTM
 from tests import test_fused
 from tests.helpers import BACKEND
@@ -219,7 +219,7 @@ def test_both_ways_agree_where_the_bound_is_met(
     masked, rng, float64, monkeypatch
 ):
     """So low a bound that ordinary gradients meet it at each place."""
-    monkeypatch.setattr(bounds, "LARGEST_GRADIENT", 0.05)
+    monkeypatch.setattr(gradient_clipping, "LARGEST_GRADIENT", 0.05)
     test_fused.compare(rng, EVERYTHING, masked=masked)
 
 
@@ -230,11 +230,11 @@ def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
     noise = {"gumbel": rng.gumbel(size=(1, STEPS, 3))}
     fix_noise(monkeypatch, noise)
     found, _ = gradients(layer, x, training=True, in_graph=True)
-    with test_fused.plain_way():
+    with test_fused.reference_loop():
         expected, _ = gradients(layer, x, training=True, in_graph=True)
 
     largest = max(np.abs(gradient).max() for gradient in found.values())
-    assert bounds.LARGEST_GRADIENT < largest < 1e12
+    assert gradient_clipping.LARGEST_GRADIENT < largest < 1e12
     for name, gradient in found.items():
         np.testing.assert_allclose(
             gradient, expected[name], rtol=1e-9, err_msg=name
@@ -257,8 +257,8 @@ def test_ordinary_gradients_do_not_meet_the_bound(
         fix_noise(monkeypatch, noise)
     found = []
     # The last one shows that the bound is looked at.
-    for bound in (bounds.LARGEST_GRADIENT, np.inf, 1e-3):
-        monkeypatch.setattr(bounds, "LARGEST_GRADIENT", bound)
+    for bound in (gradient_clipping.LARGEST_GRADIENT, np.inf, 1e-3):
+        monkeypatch.setattr(gradient_clipping, "LARGEST_GRADIENT", bound)
         found.append(gradients(layer, x, training=True, in_graph=True))
 
     (bounded, of_x), (free, free_of_x), (low, _) = found

@@ -1,4 +1,4 @@
-"""Traces, pictures and the callback that logs slot usage."""
+"""Traces, plots and the callback that logs slot usage."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What people know of Keras RNNs holds for ARMIN, and for the bare cell."""
+"""ARMIN and its bare cell behave like Keras RNNs."""
 
 import keras
 import numpy as np
@@ -157,7 +157,7 @@ def test_the_first_masked_step_repeats_the_carried_output(rng):
     close(outputs[:, 0], states[0])
 
 
-def test_the_mask_handed_on_is_turned_with_the_outputs(rng):
+def test_the_output_mask_is_reversed_with_the_outputs(rng):
     x = inputs(rng)
     first = built(rng=rng, return_sequences=True, go_backwards=True)
     second = ARMIN(UNITS, SLOTS)
@@ -233,7 +233,7 @@ def test_symbolic_and_eager_shapes_agree(
 
 
 @bare
-def test_two_halves_with_the_state_handed_over_equal_the_whole(make, rng):
+def test_two_halves_with_the_state_passed_on_equal_the_whole(make, rng):
     layer = built(make, rng, return_state=True)
     x = inputs(rng)
     whole = layer(x)

@@ -1,4 +1,4 @@
-"""Each private part of Keras that the package uses still does what it did."""
+"""The private Keras API that the package uses behaves as expected."""
 
 import keras
 import numpy as np
@@ -55,7 +55,7 @@ def test_training_is_inherited_from_the_model():
     assert cell.events[0] == ("before", True)
 
 
-def test_outside_of_a_call_nobody_knows():
+def test_outside_of_a_call_it_is_unknown():
     assert keras_private.is_training() is None
 
 
@@ -88,13 +88,13 @@ def dtypes_of_results():
 class Float64Layer:
     compute_dtype = "float64"
 
-    @keras_private.in_own_precision
+    @keras_private.preserve_float64
     def call(self):
         return dtypes_of_results()
 
 
 def test_keras_still_narrows_float64_and_we_keep_it(float64):
-    """If the first part fails, `in_own_precision` is no longer needed."""
+    """If the first part fails, `preserve_float64` is no longer needed."""
     outside = dtypes_of_results()
     assert ("float32" in outside) == (BACKEND != "tensorflow")
 
@@ -130,7 +130,7 @@ def test_train_asked_for_by_fit_is_told_from_that_of_a_user():
 
     class Layer(keras.layers.Layer):
         def train(self, mode=True):
-            asked.append((mode, keras_private.is_asked_by_keras()))
+            asked.append((mode, keras_private.is_called_by_keras()))
             return super().train(mode)
 
         def call(self, x):

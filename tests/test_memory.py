@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_armin import backends
-from keras_armin import memory
+from keras_armin import memory_ops
 from tests.helpers import array
 
 BATCH, SLOTS, DIM = 3, 4, 2
@@ -28,25 +28,30 @@ def scores(rng):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@given(count=st.integers(0, memory.POINTER_MAX - 1))
+@given(count=st.integers(0, memory_ops.POINTER_MAX - 1))
 def test_the_pointer_counts_exactly_in_every_dtype(dtype, count):
     counts = ops.convert_to_tensor([count, 0], dtype="int32")
-    pointer = memory.count_to_pointer(memory.advance(counts), dtype)
+    pointer = memory_ops.count_to_pointer(memory_ops.increment(counts), dtype)
 
-    assert tuple(pointer.shape) == (2, memory.POINTER_DIGITS)
-    assert array(memory.pointer_to_count(pointer)).tolist() == [count + 1, 1]
+    assert tuple(pointer.shape) == (2, memory_ops.POINTER_DIGITS)
+    assert array(memory_ops.pointer_to_count(pointer)).tolist() == [
+        count + 1,
+        1,
+    ]
 
 
 def test_the_pointer_does_not_wrap():
-    full = ops.convert_to_tensor([memory.POINTER_MAX], dtype="int32")
+    full = ops.convert_to_tensor([memory_ops.POINTER_MAX], dtype="int32")
 
-    assert array(memory.advance(full)).tolist() == [memory.POINTER_MAX]
+    assert array(memory_ops.increment(full)).tolist() == [
+        memory_ops.POINTER_MAX
+    ]
 
 
 def test_a_pointer_of_zeros_is_an_empty_memory():
-    zeros = ops.zeros((2, memory.POINTER_DIGITS), dtype="bfloat16")
+    zeros = ops.zeros((2, memory_ops.POINTER_DIGITS), dtype="bfloat16")
 
-    assert array(memory.pointer_to_count(zeros)).tolist() == [0, 0]
+    assert array(memory_ops.pointer_to_count(zeros)).tolist() == [0, 0]
 
 
 def ranks_after(writes, slots):
@@ -61,40 +66,40 @@ def ranks_after(writes, slots):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("slots", [1, 2, 5, 128, 129, 3000])
 def test_the_order_of_writes_is_exact_in_every_dtype(dtype, slots, rng):
-    width = slots * memory.order_digits(slots)
+    width = slots * memory_ops.order_digits(slots)
     order = ops.zeros((2, width), dtype=dtype)
     writes = rng.integers(slots, size=(12, 2))
     for slot in writes:
-        ranks = memory.order_to_ranks(order, slots, "float32")
-        ranks = memory.note_write(
+        ranks = memory_ops.order_to_ranks(order, slots, "float32")
+        ranks = memory_ops.update_ranks(
             ranks, ops.convert_to_tensor(slot, dtype="int32")
         )
-        order = memory.ranks_to_order(ranks, dtype)
+        order = memory_ops.ranks_to_order(ranks, dtype)
 
     assert tuple(order.shape) == (2, width)
-    found = array(memory.order_to_ranks(order, slots, "float32"))
+    found = array(memory_ops.order_to_ranks(order, slots, "float32"))
     for sample in range(2):
         assert found[sample].tolist() == ranks_after(writes[:, sample], slots)
-    memory.check_order(array(ops.cast(order, "float32")), slots)
+    memory_ops.check_order(array(ops.cast(order, "float32")), slots)
 
 
 def test_zeros_are_the_order_of_an_empty_memory():
     zeros = ops.zeros((1, 4), dtype="bfloat16")
-    ranks = array(memory.order_to_ranks(zeros, 4, "float32"))
+    ranks = array(memory_ops.order_to_ranks(zeros, 4, "float32"))
 
     assert ranks.tolist() == [[3, 2, 1, 0]]
 
 
 def test_an_order_with_a_rank_twice_is_refused():
     with pytest.raises(ValueError, match="each rank once.*3, 2, 2, 0"):
-        memory.check_order(np.array([[0.0, 0.0, 1.0, 0.0]]), 4)
+        memory_ops.check_order(np.array([[0.0, 0.0, 1.0, 0.0]]), 4)
     with pytest.raises(ValueError, match="`write_order` must hold whole"):
-        memory.check_order(np.array([[0.0, 0.5, 0.0, 0.0]]), 4)
+        memory_ops.check_order(np.array([[0.0, 0.5, 0.0, 0.0]]), 4)
 
 
 @pytest.mark.parametrize("addressing", ["relaxed", "soft"])
 def test_read_weights_are_a_distribution(addressing, rng):
-    where = memory.address(scores(rng), addressing, training=True)
+    where = memory_ops.address(scores(rng), addressing, training=True)
     weights = array(where.weights)
 
     assert (weights >= 0).all()
@@ -105,19 +110,21 @@ def test_without_noise_the_best_slot_is_read(rng):
     drawn = scores(rng)
     contents = matrix(rng)
     for addressing in ("hard", "relaxed"):
-        where = memory.address(drawn, addressing, training=False)
+        where = memory_ops.address(drawn, addressing, training=False)
         best = array(drawn).argmax(-1)
 
         assert array(where.slot).tolist() == best.tolist()
         np.testing.assert_array_equal(
-            array(memory.read(ops.convert_to_tensor(contents), where)),
+            array(memory_ops.read(ops.convert_to_tensor(contents), where)),
             contents[np.arange(BATCH), best],
         )
 
 
 def test_a_hard_sample_is_one_row_where_the_gradient_is_taken_by_hand(rng):
     drawn = scores(rng)
-    where = memory.address(drawn, "hard", training=True, straight_through=False)
+    where = memory_ops.address(
+        drawn, "hard", training=True, straight_through=False
+    )
 
     assert where.weights is None and where.scores is None
     assert array(where.slot).tolist() == array(drawn).argmax(-1).tolist()
@@ -127,7 +134,7 @@ def test_gumbel_samples_follow_the_softmax(rng):
     logits = np.array([[0.0, 1.0, 2.0, -1.0]], "float32")
     draws = 20000
     gumbel = rng.gumbel(size=(draws, SLOTS)).astype("float32")
-    where = memory.address(
+    where = memory_ops.address(
         ops.convert_to_tensor((logits + gumbel) / 0.3), "hard", training=True
     )
     share = np.bincount(array(where.slot), minlength=SLOTS) / draws
@@ -139,8 +146,8 @@ def test_gumbel_samples_follow_the_softmax(rng):
 def test_a_one_hot_read_returns_that_slot_exactly(rng):
     contents = matrix(rng)
     one_hot = np.eye(SLOTS, dtype="float32")[[1, 3, 0]]
-    where = memory.Address(ops.convert_to_tensor(one_hot), None)
-    read = array(memory.read(ops.convert_to_tensor(contents), where))
+    where = memory_ops.Address(ops.convert_to_tensor(one_hot), None)
+    read = array(memory_ops.read(ops.convert_to_tensor(contents), where))
 
     np.testing.assert_array_equal(read, contents[[0, 1, 2], [1, 3, 0]])
 
@@ -149,7 +156,9 @@ def test_an_overwrite_changes_only_its_slot(rng):
     contents, value = matrix(rng), rows(rng)
     slot = ops.convert_to_tensor([3, 0, 2], dtype="int32")
     before = ops.convert_to_tensor(contents)
-    after = array(memory.overwrite(before, slot, ops.convert_to_tensor(value)))
+    after = array(
+        memory_ops.overwrite(before, slot, ops.convert_to_tensor(value))
+    )
 
     expected = contents.copy()
     expected[[0, 1, 2], [3, 0, 2]] = value
@@ -164,13 +173,13 @@ def test_single_rows_are_taken_and_put(rng):
     tensors = [ops.convert_to_tensor(x) for x in (contents, value)]
 
     np.testing.assert_array_equal(
-        array(backends.take_rows(tensors[0], slot)), contents[index]
+        array(backends.gather_rows(tensors[0], slot)), contents[index]
     )
     changed = contents.copy()
     changed[index] = value
     for in_place in (False, True):
         own = ops.copy(tensors[0])
-        found = backends.put_rows(own, slot, tensors[1], in_place=in_place)
+        found = backends.scatter_rows(own, slot, tensors[1], in_place=in_place)
         np.testing.assert_array_equal(array(found), changed)
 
 
@@ -183,7 +192,7 @@ def test_a_row_is_put_and_another_added_to_maybe_the_same(rng):
     slots = [ops.convert_to_tensor(x, dtype="int32") for x in (put, add)]
     own, value, term = map(ops.convert_to_tensor, (contents, value, term))
 
-    found = backends.put_then_add(
+    found = backends.scatter_then_add_rows(
         ops.copy(own), slots[0], value, slots[1], term
     )
 
@@ -204,7 +213,7 @@ def test_a_matrix_times_a_vector(rng):
 def test_an_overwrite_removes_a_nan(rng):
     contents = matrix(rng)
     contents[0, 1] = np.nan
-    after = memory.overwrite(
+    after = memory_ops.overwrite(
         ops.convert_to_tensor(contents),
         ops.convert_to_tensor([1, 1, 1], dtype="int32"),
         ops.zeros((BATCH, DIM)),
@@ -217,7 +226,7 @@ def test_slots_fill_in_order_before_the_read_slot_is_overwritten():
     count = ops.convert_to_tensor([0, 3, 4, 900], dtype="int32")
     read = ops.convert_to_tensor([2, 2, 2, 2], dtype="int32")
 
-    slots = array(memory.write_slot(count, read, SLOTS))
+    slots = array(memory_ops.write_slot(count, read, SLOTS))
 
     assert slots.tolist() == [0, 3, 2, 2]
 
@@ -226,7 +235,7 @@ def test_a_soft_write_fills_first_and_then_follows_the_read():
     count = ops.convert_to_tensor([1, 4], dtype="int32")
     read = np.array([[0.1, 0.2, 0.3, 0.4]] * 2, "float32")
     weights = array(
-        memory.soft_write_weights(count, ops.convert_to_tensor(read))
+        memory_ops.soft_write_weights(count, ops.convert_to_tensor(read))
     )
 
     np.testing.assert_array_equal(weights, [[0, 1, 0, 0], read[1]])
@@ -236,7 +245,7 @@ def test_a_blend_stays_between_old_and_new(rng):
     contents, value = matrix(rng), rows(rng)
     weights = rng.random((BATCH, SLOTS)).astype("float32")
     tensors = [ops.convert_to_tensor(x) for x in (contents, weights, value)]
-    after = array(memory.blend(*tensors))
+    after = array(memory_ops.blend(*tensors))
 
     low = np.minimum(contents, value[:, None])
     high = np.maximum(contents, value[:, None])

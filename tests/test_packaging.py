@@ -1,4 +1,4 @@
-"""The wheel, the sdist, and life without TensorFlow."""
+"""The wheel, the sdist, and use without TensorFlow."""
 
 import email
 import os

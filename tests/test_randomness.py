@@ -1,4 +1,4 @@
-"""Noise is fresh for each sample, step and call, and follows the seed."""
+"""Noise differs between samples, steps and calls, and follows the seed."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Files that were written by earlier versions keep their meaning.
+"""Files that were written by earlier versions still load.
 
 tests/saved_0_1 holds what version 0.1 wrote, on JAX: a layer with its defaults
 and a stack with most options, each as a whole model and as weights alone.

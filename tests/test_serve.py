@@ -1,4 +1,4 @@
-"""The web server of an exported model, asked by friends and by others."""
+"""The web server of an exported model, with valid and invalid requests."""
 
 import concurrent.futures
 import contextlib

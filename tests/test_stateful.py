@@ -225,7 +225,7 @@ def test_loading_resets_to_the_loaded_initial_state(rng, tmp_path):
     same_state(other_layer.get_state(), expected)
 
 
-def test_a_saved_stateful_model_starts_anew(rng, tmp_path):
+def test_a_loaded_stateful_model_restarts(rng, tmp_path):
     model, layer = stateful_model(rng)
     x = inputs(rng)
     first = model.predict(x, batch_size=BATCH, verbose=0)
@@ -242,7 +242,7 @@ def test_a_saved_stateful_model_starts_anew(rng, tmp_path):
 
 @pytest.mark.parametrize("go_backwards", [False, True])
 @pytest.mark.parametrize("learnt", [False, True])
-def test_reset_starts_single_samples_anew(go_backwards, learnt, rng):
+def test_reset_restarts_single_samples(go_backwards, learnt, rng):
     layer = ARMIN(
         UNITS,
         SLOTS,

@@ -1,4 +1,4 @@
-"""Models of one step: the same numbers as over the whole sequence."""
+"""Models of a single step: the same numbers as over the whole sequence."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
+from keras_armin.step_model import RecurrentStep
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
@@ -187,7 +188,7 @@ def test_a_step_is_compiled_once(rng, monkeypatch):
     states = step.initial_states(BATCH)
     step.predict_on_batch([x, *states])
     monkeypatch.setattr(
-        keras_armin.streaming.RecurrentStep,
+        RecurrentStep,
         "call",
         lambda *args, **kwargs: pytest.fail("traced once more"),
     )
@@ -195,30 +196,30 @@ def test_a_step_is_compiled_once(rng, monkeypatch):
     step.predict_on_batch([x, *states])
 
 
-def refused(model, **arguments):
+def rejected(model, **arguments):
     with pytest.raises(ValueError) as caught:
         keras_armin.step_model(model, **arguments)
     return str(caught.value)
 
 
-def test_what_cannot_be_stepped_is_refused():
-    assert "bidirectional" in refused(
+def test_unsupported_layers_are_rejected():
+    assert "bidirectional" in rejected(
         sequential(layers.Bidirectional(small_armin()))
     )
-    assert "`go_backwards=True`" in refused(
+    assert "`go_backwards=True`" in rejected(
         sequential(small_armin(go_backwards=True))
     )
-    assert "Conv1D" in refused(sequential(layers.Conv1D(3, 2), small_armin()))
-    assert "recurrent layer" in refused(sequential(layers.Dense(3)))
+    assert "Conv1D" in rejected(sequential(layers.Conv1D(3, 2), small_armin()))
+    assert "recurrent layer" in rejected(sequential(layers.Dense(3)))
 
 
-def test_a_layer_in_two_places_is_refused():
+def test_a_layer_used_twice_is_rejected():
     layer = ARMIN(FEATURES // 2, memory_slots=SLOTS, return_sequences=True)
 
-    assert "more than once" in refused(sequential(layer, layer))
+    assert "more than once" in rejected(sequential(layer, layer))
 
 
-def test_a_subclassed_model_is_refused():
+def test_a_subclassed_model_is_rejected():
     class Custom(keras.Model):
         def call(self, x):
             return x
@@ -226,7 +227,7 @@ def test_a_subclassed_model_is_refused():
     model = Custom()
     model(np.zeros((1, 2, 3)))
 
-    assert "functional" in refused(model)
+    assert "functional" in rejected(model)
     with pytest.raises(TypeError, match="keras.Model"):
         keras_armin.step_model(small_armin())
 
@@ -238,7 +239,7 @@ def test_a_layer_of_ones_own_can_be_vouched_for(rng):
 
     model = sequential(Double(), small_armin())
 
-    assert "Double" in refused(model)
+    assert "Double" in rejected(model)
     check_steps(model, inputs(rng), stepwise=(Double,))
 
 
@@ -270,7 +271,7 @@ def test_a_stream_keeps_its_memory(streamed):
     np.testing.assert_allclose(halves, whole, atol=1e-5)
 
 
-def test_a_stream_can_start_anew_while_others_go_on(streamed):
+def test_a_stream_can_restart_while_others_continue(streamed):
     stream, x, whole = streamed
     flow(stream, x)
 
@@ -296,7 +297,7 @@ def test_a_stream_says_what_it_takes(streamed):
 
 _SERVE = """
 import sys
-# TensorFlow imports Keras if it can, without need. Here nobody can.
+# TensorFlow imports Keras if it can, which it must not here.
 sys.modules.update(keras=None, keras_armin=None)
 import numpy as np
 import tensorflow as tf

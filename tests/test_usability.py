@@ -1,4 +1,4 @@
-"""What a new user tries: it works, or says what to do instead."""
+"""What a new user tries works, or raises an error with a remedy."""
 
 import keras
 import numpy as np
@@ -8,9 +8,9 @@ from keras import ops
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from keras_armin import exporting
-from keras_armin.recurrent import MemoryRNN
-from keras_armin.recurrent import Run
+from keras_armin import export_lib
+from keras_armin.memory_rnn import LoopResult
+from keras_armin.memory_rnn import MemoryRNN
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import BOTH
@@ -32,7 +32,7 @@ only_on_torch = pytest.mark.skipif(
 
 
 def made(x, rng, **arguments):
-    # JAX would compile a loop anew for every call that is not inside a model.
+    # JAX would recompile a loop at every call outside of a model.
     layer = ARMIN(UNITS, SLOTS, **{"unroll": True, **arguments})
     layer.build(x.shape)
     randomise(layer, rng)
@@ -79,7 +79,7 @@ def no_loop(monkeypatch):
 
     def loop(layer, sequences, states, mask=None, **arguments):
         mask = [] if mask is None else [mask]
-        return Run([sequences, *states, *mask])
+        return LoopResult([sequences, *states, *mask])
 
     for layer in (MemoryRNN, ARMIN):
         monkeypatch.setattr(layer, "_loop", loop)
@@ -354,7 +354,7 @@ def model():
     return keras.Sequential([keras.Input((None, FEATURES)), ARMIN(UNITS)])
 
 
-@pytest.mark.parametrize("format", exporting.ENDINGS)
+@pytest.mark.parametrize("format", export_lib.ENDINGS)
 def test_the_ending_says_the_format(format, model, tmp_path, monkeypatch):
     """Up to where it is checked: the files are those of test_export.py."""
 
@@ -364,9 +364,9 @@ def test_the_ending_says_the_format(format, model, tmp_path, monkeypatch):
     def check(format):
         raise Found(format)
 
-    monkeypatch.setattr(exporting, "check_format", check)
+    monkeypatch.setattr(export_lib, "check_format", check)
     for folder in (tmp_path, "a.onnx"):
-        file = f"{folder}/model{exporting.ENDINGS[format]}"
+        file = f"{folder}/model{export_lib.ENDINGS[format]}"
         with pytest.raises(Found, match=f"^{format}$"):
             keras_armin.export(model, file)
 

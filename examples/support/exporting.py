@@ -23,7 +23,7 @@ _TOLERANCE = 1e-4
 def check_tools(format):
     """A `RunError` if this backend cannot write the format as it is."""
     try:
-        keras_armin.exporting.check_format(format)
+        keras_armin.export_lib.check_format(format)
     except (ValueError, ImportError) as error:
         raise RunError(f"--export-format {format}: {error}") from error
     if format == "onnx" and importlib.util.find_spec("onnxruntime") is None:

@@ -1,47 +1,59 @@
-"""What each backend does differently: loops, gradients, single rows.
+"""The operations that differ between the Keras backends.
 
-- `ops`: `keras.ops`, or on torch the same functions at less cost.
-- `scan(step, states, inputs, unroll, reverse, by_hand)` runs
+Loops and gradients:
+
+- `ops`: `keras.ops`, or on torch the same functions without their overhead.
+- `scan(step, states, inputs, unroll, reverse, custom_vjp)` runs
   `step(states, inputs_t)`, which returns `(new_states, outputs_t, kept_t)`,
   along the first axis of `inputs`. All are flat lists of tensors. It returns
-  the last states, the outputs stacked along a new first axis, and what is
-  kept in whatever form another `scan` takes as its input. `by_hand` says that
-  the backend need not differentiate the loop.
-- `with_gradient(forward, backward, inputs, constants)` calls
-  `forward(inputs, constants)`, which returns the outputs and what the way back
-  needs, and gives it the gradient `backward(inputs, residuals,
-  output_gradients)`, where None may stand for a gradient of zeros.
-  `can_go_back_by_hand()` says whether it can be used now.
-- `custom_gradient(function, gradient)`: `function` of tensors, for which
-  `gradient(*tensors, d_output)` gives the gradients of all of them, None for
-  those that have none. It can be differentiated again.
-- `is_never_differentiated()`: whether it is known that nobody will ask for a
-  gradient of what is computed now.
-- `best_slot(scores)`: the place of the largest along the last axis, the first
-  of equals; `count_up(n)`: 0 to n - 1; `quotient(x, y)` of integers that are
-  not negative. All int32, and in operations that the converters of exported
-  models know.
-- `clip_gradient(x, largest)`: `x`, whose gradient is clipped on its way back.
-- `constant(x)`: a weight as a loop takes it.
-- `without_autocast(x)`: a context in which nothing is cast but by us.
-- `activate(function, x, in_place)`: an activation; `check_batch_size`: for
-  stateful layers in graphs.
-- `how_to_pad(sequences)`: what to do with sequences that are no dense tensor,
-  None if they are one. `ModeOfModule`: a base of layers, by which the mode of
-  a torch module counts.
-- `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and, for any function,
-  `pullback(function, x, d_y)`: gradients inside such a `backward`.
-- `take_rows`, `put_rows`: row `slot` `(batch,)` of each matrix in
-  `(batch, n, r)`. With `in_place` the matrices may be destroyed; they have to
-  be what `own` gave. `after` is what has to have been read from them before.
-- `put_then_add(memory, put, value, add, term)`: put one row, then add to
-  another, maybe the same. `term` is what comes of the row that is replaced.
-- `plus_product(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: each matrix
-  times its vector; `integers(values, like)`: a constant on the device of
-  `like`.
-- `gather(variable)`: a carried state as a NumPy array, the samples of all
-  devices in order; `scatter(variable, array)` hands each device its own.
-  `copies(variable)`: how many variables of its shape make up the whole.
+  the last states, the outputs stacked along a new first axis, and the kept
+  tensors in whatever form another `scan` takes as its input. With
+  `custom_vjp` the backend does not have to differentiate the loop.
+- `custom_gradient(forward, backward, inputs, constants)` calls
+  `forward(inputs, constants)`, which returns outputs and residuals, and
+  defines its gradient as `backward(inputs, residuals, output_gradients)`,
+  where an output gradient of zeros may be None. There are no second
+  derivatives. `supports_custom_gradient()` tells whether it can be used.
+- `with_vjp(function, gradient)` returns `function`, whose gradients are
+  `gradient(*tensors, d_output)`: one for each tensor, or None. It can be
+  differentiated again.
+- `vjp(function, x, d_y)`: the gradient of `x`, given that of `function(x)`;
+  `sigmoid_gradient(y, d_y)` and `tanh_gradient(y, d_y)` compute it from the
+  value of the activation.
+- `clip_gradient(x, largest)`: returns `x` and clips its gradient.
+- `gradients_are_disabled()`: True if no gradient can be taken of what is
+  computed now.
+- `constant(x)`: a weight in the form that a loop can capture.
+
+Memory rows, of `slot` `(batch,)` in `(batch, n, r)`:
+
+- `gather_rows` and `scatter_rows`. With `in_place` the memory may be
+  overwritten; it has to come from `writable_copy`. `after` is a tensor that
+  was read from the memory and has to be computed before the write.
+- `scatter_then_add_rows(memory, put, value, add, term)`: replace row `put`,
+  then add to row `add`, which may be the same. `term` depends on the row that
+  is replaced.
+
+Other operations, of which those on integers use only what the converters of
+exported models support:
+
+- `argmax_slot(scores)`: int32 index of the largest score along the last axis,
+  the first of equals; `arange(n)`: int32; `floor_divide(x, y)` of
+  non-negative int32; `integers(values, like)`: an int32 constant on the
+  device of `like`.
+- `addmm(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: batched product
+  of matrices and vectors; `activate(function, x, in_place)`.
+- `disable_autocast(x)`: a context without automatic casts by the backend.
+
+Layers:
+
+- `TrainingModeMixin`: lets `train()` and `eval()` of a torch module set the
+  default of `training`.
+- `check_batch_size`: for stateful layers in graphs; `padding_advice`: how to
+  pad ragged or packed sequences, None if they are dense.
+- `gather_state(variable)`: a carried state as a NumPy array, with the samples
+  of all devices in order. `scatter_state(variable, array)` distributes them.
+  `num_replicas(variable)`: how many variables of this shape hold the state.
 """
 
 import importlib
@@ -57,31 +69,31 @@ if keras.backend.backend() not in ("jax", "tensorflow", "torch"):
 _backend = importlib.import_module(f"{__name__}.{keras.backend.backend()}")
 
 activate = _backend.activate
-best_slot = _backend.best_slot
+argmax_slot = _backend.argmax_slot
 check_batch_size = _backend.check_batch_size
 clip_gradient = _backend.clip_gradient
-can_go_back_by_hand = _backend.can_go_back_by_hand
+supports_custom_gradient = _backend.supports_custom_gradient
 constant = _backend.constant
-copies = _backend.copies
-custom_gradient = _backend.custom_gradient
-count_up = _backend.count_up
-gather = _backend.gather
-how_to_pad = _backend.how_to_pad
+num_replicas = _backend.num_replicas
+with_vjp = _backend.with_vjp
+arange = _backend.arange
+gather_state = _backend.gather_state
+padding_advice = _backend.padding_advice
 integers = _backend.integers
-is_never_differentiated = _backend.is_never_differentiated
+gradients_are_disabled = _backend.gradients_are_disabled
 matvec = _backend.matvec
-ModeOfModule = _backend.ModeOfModule
-own = _backend.own
+TrainingModeMixin = _backend.TrainingModeMixin
+writable_copy = _backend.writable_copy
 ops = _backend.ops
-plus_product = _backend.plus_product
-pullback = _backend.pullback
-put_rows = _backend.put_rows
-quotient = _backend.quotient
-put_then_add = _backend.put_then_add
+addmm = _backend.addmm
+vjp = _backend.vjp
+scatter_rows = _backend.scatter_rows
+floor_divide = _backend.floor_divide
+scatter_then_add_rows = _backend.scatter_then_add_rows
 scan = _backend.scan
-scatter = _backend.scatter
+scatter_state = _backend.scatter_state
 sigmoid_gradient = _backend.sigmoid_gradient
-take_rows = _backend.take_rows
+gather_rows = _backend.gather_rows
 tanh_gradient = _backend.tanh_gradient
-with_gradient = _backend.with_gradient
-without_autocast = _backend.without_autocast
+custom_gradient = _backend.custom_gradient
+disable_autocast = _backend.disable_autocast

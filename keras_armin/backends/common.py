@@ -2,25 +2,25 @@ import keras
 import numpy as np
 
 
-def refuse_second_derivatives(*_):
+def raise_no_second_derivatives(*_):
     raise NotImplementedError(
-        "The fast way in which `ARMIN` trains has no second derivatives. Use "
+        "The fused gradient of `ARMIN` has no second derivatives. Use "
         "`ARMIN(..., unroll=True)` or `keras.layers.RNN(ARMINCell(...))`, "
-        "which have the same weights and leave gradients to the backend."
+        "which have the same weights and are differentiated by the backend."
     )
 
 
-def copies(variable):
+def num_replicas(variable):
     return 1
 
 
-def gather(variable):
+def gather_state(variable):
     return np.array(keras.ops.convert_to_numpy(variable.value))
 
 
-def scatter(variable, array):
+def scatter_state(variable, array):
     variable.assign(keras.ops.cast(array, variable.dtype))
 
 
-class ModeOfModule:
-    """Layers are no modules here: nothing but `training` says the mode."""
+class TrainingModeMixin:
+    """Only torch has modules with a training mode: nothing to add here."""

@@ -7,23 +7,23 @@ from jax import numpy as jnp
 from jax.experimental import multihost_utils
 
 from keras_armin.backends import common
-from keras_armin.backends.common import refuse_second_derivatives
+from keras_armin.backends.common import raise_no_second_derivatives
 
 ops = keras.ops
 # One array, however many devices hold parts of it.
-copies = common.copies
-scatter = common.scatter
-ModeOfModule = common.ModeOfModule
+num_replicas = common.num_replicas
+scatter_state = common.scatter_state
+TrainingModeMixin = common.TrainingModeMixin
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
+def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
     def body(carry, x):
         states, outputs, kept = step(carry, x)
         return states, (outputs, kept)
 
     if unroll and inputs[0].shape[0] == 1:
-        # No loop: outside of a compiled function JAX would compile it anew
-        # for every call.
+        # No loop: outside of a compiled function JAX would recompile it at
+        # every call.
         states, results = body(list(states), [x[0] for x in inputs])
         outputs, kept = jax.tree.map(lambda x: x[None], results)
         return states, outputs, kept
@@ -34,15 +34,15 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
 
 
 def constant(x):
-    """Nothing has to be done here for a loop to take a weight."""
+    """Loops capture any tensor on this backend."""
     return x
 
 
-def count_up(n):
+def arange(n):
     return jax.lax.iota("int32", n)
 
 
-def quotient(x, y):
+def floor_divide(x, y):
     return jax.lax.div(*jnp.broadcast_arrays(x, jnp.int32(y)))
 
 
@@ -50,39 +50,39 @@ def integers(values, like):
     return jnp.asarray(values, dtype="int32")
 
 
-def best_slot(scores):
-    # Not by `keras.ops`: its argmax looks at the bits of floats, for the sign
-    # of a zero, and ONNX Runtime has no operation for that.
+def argmax_slot(scores):
+    # Not `keras.ops.argmax`, which inspects the sign bit of zeros: ONNX
+    # Runtime has no operation for that.
     return jnp.argmax(scores, axis=-1).astype("int32")
 
 
-def own(x):
-    """No tensor is ever changed here: nothing to copy."""
+def writable_copy(x):
+    """Tensors are immutable on this backend: nothing to copy."""
     return x
 
 
-def take_rows(memory, slot):
-    return memory[count_up(memory.shape[0]), slot]
+def gather_rows(memory, slot):
+    return memory[arange(memory.shape[0]), slot]
 
 
-def put_rows(memory, slot, value, in_place=False, after=None):
+def scatter_rows(memory, slot, value, in_place=False, after=None):
     if after is not None:
-        # Makes the value depend on `after`. XLA would else not know which
-        # comes first, and copy the memory at each step to be safe.
+        # Makes the value depend on `after`. Without an order of read and
+        # write XLA would copy the memory at each step.
         value = jnp.where(slot[:, None] >= 0, value, after)
-    return memory.at[count_up(memory.shape[0]), slot].set(value)
+    return memory.at[arange(memory.shape[0]), slot].set(value)
 
 
-def put_then_add(memory, put, value, add, term):
-    memory = put_rows(memory, put, value, after=term)
-    return memory.at[count_up(memory.shape[0]), add].add(term)
+def scatter_then_add_rows(memory, put, value, add, term):
+    memory = scatter_rows(memory, put, value, after=term)
+    return memory.at[arange(memory.shape[0]), add].add(term)
 
 
 def matvec(matrices, vectors):
     return jnp.einsum("bnr,br->bn", matrices, vectors)
 
 
-def plus_product(x, inputs, kernel, in_place=False):
+def addmm(x, inputs, kernel, in_place=False):
     return x + jnp.matmul(inputs, kernel)
 
 
@@ -98,8 +98,8 @@ def tanh_gradient(y, d_y):
     return d_y * (1 - y * y)
 
 
-def pullback(function, x, d_y):
-    """The gradient of `x`, from that of `function(x)`."""
+def vjp(function, x, d_y):
+    """The gradient of `x`, given that of `function(x)`."""
     _, pull = jax.vjp(function, x)
     return pull(d_y)[0]
 
@@ -115,16 +115,16 @@ clip_gradient.defvjp(
 )
 
 
-def can_go_back_by_hand():
+def supports_custom_gradient():
     return True
 
 
-def without_autocast(x):
-    """Nothing on this backend casts behind one's back."""
+def disable_autocast(x):
+    """This backend has no automatic casts."""
     return contextlib.nullcontext()
 
 
-def with_gradient(forward, backward, inputs, constants):
+def custom_gradient(forward, backward, inputs, constants):
     @jax.custom_vjp
     def function(inputs, constants):
         return forward(inputs, constants)[0]
@@ -134,21 +134,23 @@ def with_gradient(forward, backward, inputs, constants):
         return outputs, (inputs, residuals)
 
     def backwards(saved, gradients):
-        return _once(backward(*saved, gradients)), None
+        return _first_order_only(backward(*saved, gradients)), None
 
     function.defvjp(forwards, backwards)
     return function(list(inputs), constants)
 
 
 @jax.custom_vjp
-def _once(gradients):
+def _first_order_only(gradients):
     return gradients
 
 
-_once.defvjp(lambda gradients: (gradients, None), refuse_second_derivatives)
+_first_order_only.defvjp(
+    lambda gradients: (gradients, None), raise_no_second_derivatives
+)
 
 
-def custom_gradient(function, gradient):
+def with_vjp(function, gradient):
     differentiable = jax.custom_vjp(function)
     differentiable.defvjp(
         lambda *tensors: (function(*tensors), tensors),
@@ -157,23 +159,23 @@ def custom_gradient(function, gradient):
     return differentiable
 
 
-def is_never_differentiated():
-    """JAX runs the way back only where a gradient is taken."""
+def gradients_are_disabled():
+    """JAX runs the backward pass only where a gradient is taken."""
     return False
 
 
 def check_batch_size(sequences, expected):
-    """Shapes are static on this backend: nothing is left to check."""
+    """Shapes are static on this backend: nothing to check."""
     return sequences
 
 
-def how_to_pad(sequences):
+def padding_advice(sequences):
     """JAX has dense arrays only."""
     return None
 
 
-def gather(variable):
+def gather_state(variable):
     if variable.value.is_fully_addressable:
-        return common.gather(variable)
+        return common.gather_state(variable)
     # Other processes hold the rest.
     return multihost_utils.process_allgather(variable.value, tiled=True)

@@ -5,16 +5,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_armin.backends import common
-from keras_armin.backends.common import refuse_second_derivatives
+from keras_armin.backends.common import raise_no_second_derivatives
 
 ops = keras.ops
-ModeOfModule = common.ModeOfModule
+TrainingModeMixin = common.TrainingModeMixin
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
+def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
     if unroll or tf.executing_eagerly():
         return _python_loop(step, list(states), inputs, reverse)
-    return _graph_loop(step, list(states), inputs, reverse, by_hand)
+    return _graph_loop(step, list(states), inputs, reverse, custom_vjp)
 
 
 def _python_loop(step, states, inputs, reverse):
@@ -30,13 +30,13 @@ def _python_loop(step, states, inputs, reverse):
     )
 
 
-def _graph_loop(step, states, inputs, reverse, by_hand):
+def _graph_loop(step, states, inputs, reverse, custom_vjp):
     first = next(x for x in inputs if not isinstance(x, tf.TensorArray))
     length = first.shape[0]
     if length is None:
         length = tf.shape(first)[0]
-    sources = [_source(x, length, by_hand) for x in inputs]
-    # Only tells the outputs' dtypes and shapes; unused, so it is pruned.
+    sources = [_source(x, length, custom_vjp) for x in inputs]
+    # Only to infer the outputs' dtypes and shapes; pruned, as it is unused.
     _, outputs, kept = step(states, [source(0) for source in sources])
     sinks = [
         tf.TensorArray(
@@ -58,7 +58,7 @@ def _graph_loop(step, states, inputs, reverse, by_hand):
         ]
         return count + 1, list(new_states), sinks
 
-    # XLA differentiates only a loop whose number of rounds it knows.
+    # XLA differentiates only loops with a known number of iterations.
     _, states, sinks = tf.while_loop(
         lambda count, *_: count < length,
         body,
@@ -69,27 +69,27 @@ def _graph_loop(step, states, inputs, reverse, by_hand):
     return states, stacked, sinks[len(outputs) :]
 
 
-def _source(x, length, by_hand):
-    """A function from the time to that step of `x`."""
+def _source(x, length, custom_vjp):
+    """A function that returns step `time` of `x`."""
     if isinstance(x, tf.TensorArray):
         return x.read
-    if by_hand:
-        # No copy; but its gradient would fill a whole sequence at each step.
+    if custom_vjp:
+        # No copy; but its gradient would be a whole sequence at each step.
         return lambda time: x[time]
     shape = x.shape[1:]
     return tf.TensorArray(x.dtype, length, element_shape=shape).unstack(x).read
 
 
 def constant(x):
-    """Nothing has to be done here for a loop to take a weight."""
+    """Loops capture any tensor on this backend."""
     return x
 
 
-def count_up(n):
+def arange(n):
     return tf.range(n)
 
 
-def quotient(x, y):
+def floor_divide(x, y):
     return x // y
 
 
@@ -97,25 +97,25 @@ def integers(values, like):
     return tf.constant(values, dtype="int32")
 
 
-def best_slot(scores):
-    # Not by `keras.ops`: its argmax looks at the bits of floats, for the sign
-    # of a zero, and ONNX Runtime has no operation for that.
+def argmax_slot(scores):
+    # Not `keras.ops.argmax`, which inspects the sign bit of zeros: ONNX
+    # Runtime has no operation for that.
     return tf.argmax(scores, axis=-1, output_type="int32")
 
 
-def own(x):
-    """No tensor is ever changed here: nothing to copy."""
+def writable_copy(x):
+    """Tensors are immutable on this backend: nothing to copy."""
     return x
 
 
-def take_rows(memory, slot):
+def gather_rows(memory, slot):
     return tf.gather(memory, slot, batch_dims=1)
 
 
-def put_rows(memory, slot, value, in_place=False, after=None):
+def scatter_rows(memory, slot, value, in_place=False, after=None):
     if after is not None:
-        # Makes the value depend on `after`. XLA would else not know which
-        # comes first, and copy the memory at each step to be safe.
+        # Makes the value depend on `after`. Without an order of read and
+        # write XLA would copy the memory at each step.
         value = tf.where(slot[:, None] >= 0, value, after)
     if memory.shape[0] == 1 and not in_place:
         return _put_in_flat(memory, slot, value)
@@ -123,10 +123,10 @@ def put_rows(memory, slot, value, in_place=False, after=None):
 
 
 def _put_in_flat(memory, slot, value):
-    """For a cell that steps one sample in somebody's loop.
+    """For a cell that steps a single sample in a foreign loop.
 
-    Its state is flat, and XLA changes it in place only if what changes it is
-    flat too.
+    Its state is flat, and XLA updates it in place only if the update is flat
+    too.
     """
     _, slots, width = memory.shape
     columns = slot * width + tf.range(width)
@@ -136,11 +136,11 @@ def _put_in_flat(memory, slot, value):
     return tf.reshape(flat, memory.shape)
 
 
-def put_then_add(memory, put, value, add, term):
-    """In one go: each of these updates is a copy of the memory here."""
+def scatter_then_add_rows(memory, put, value, add, term):
+    """A single update, since each one copies the memory on this backend."""
     same = (put == add)[:, None]
     put_row = value + tf.where(same, term, tf.zeros_like(term))
-    add_row = tf.where(same, put_row, take_rows(memory, add) + term)
+    add_row = tf.where(same, put_row, gather_rows(memory, add) + term)
     index = tf.concat([_row_index(put), _row_index(add)], axis=0)
     rows = tf.concat([put_row, add_row], axis=0)
     return tf.tensor_scatter_nd_update(memory, index, rows)
@@ -154,7 +154,7 @@ def matvec(matrices, vectors):
     return tf.linalg.matvec(matrices, vectors)
 
 
-def plus_product(x, inputs, kernel, in_place=False):
+def addmm(x, inputs, kernel, in_place=False):
     return x + ops.matmul(inputs, kernel)
 
 
@@ -170,8 +170,8 @@ def tanh_gradient(y, d_y):
     return tf.raw_ops.TanhGrad(y=y, dy=d_y)
 
 
-def pullback(function, x, d_y):
-    """The gradient of `x`, from that of `function(x)`."""
+def vjp(function, x, d_y):
+    """The gradient of `x`, given that of `function(x)`."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = function(x)
@@ -189,22 +189,22 @@ def clip_gradient(x, largest):
     return same(x)
 
 
-def can_go_back_by_hand():
+def supports_custom_gradient():
     return True
 
 
-def without_autocast(x):
-    """Nothing on this backend casts behind one's back."""
+def disable_autocast(x):
+    """This backend has no automatic casts."""
     return contextlib.nullcontext()
 
 
-def with_gradient(forward, backward, inputs, constants):
+def custom_gradient(forward, backward, inputs, constants):
     @tf.custom_gradient
     def function(*inputs):
         outputs, residuals = forward(inputs, constants)
 
         def gradient(*gradients):
-            return _once(*backward(inputs, residuals, gradients))
+            return _first_order_only(*backward(inputs, residuals, gradients))
 
         return outputs, gradient
 
@@ -212,11 +212,11 @@ def with_gradient(forward, backward, inputs, constants):
 
 
 @tf.custom_gradient
-def _once(*gradients):
-    return gradients, refuse_second_derivatives
+def _first_order_only(*gradients):
+    return gradients, raise_no_second_derivatives
 
 
-def custom_gradient(function, gradient):
+def with_vjp(function, gradient):
     @tf.custom_gradient
     def differentiable(*tensors):
         output = function(*tensors)
@@ -225,21 +225,21 @@ def custom_gradient(function, gradient):
     return differentiable
 
 
-def is_never_differentiated():
-    """A graph may be differentiated long after it was made."""
+def gradients_are_disabled():
+    """A graph may be differentiated after it was traced."""
     return False
 
 
 def check_batch_size(sequences, expected):
-    """A graph may meet another batch size than the one it was traced with.
+    """A graph may receive a batch size other than the one it was traced with.
 
-    The static shape cannot be trusted here: a model with a fixed batch size
-    sets it whatever comes.
+    The static shape cannot be trusted: a model with a fixed batch size sets it
+    regardless of the data.
     """
     if tf.executing_eagerly():
         return sequences
-    # Its error shows this name and both shapes, under XLA too, where an
-    # assertion with a message of ours would be dropped.
+    # Its error shows this name and both shapes, also under XLA, which drops
+    # assertions.
     return tf.ensure_shape(
         sequences,
         (expected, *sequences.shape[1:]),
@@ -247,9 +247,9 @@ def check_batch_size(sequences, expected):
     )
 
 
-def how_to_pad(sequences):
+def padding_advice(sequences):
     is_ragged = isinstance(sequences, tf.RaggedTensor)
-    # What `keras.Input(..., ragged=True)` makes says so itself.
+    # `keras.Input(..., ragged=True)` sets this attribute.
     if not is_ragged and not getattr(sequences, "ragged", False):
         return None
     return (
@@ -260,10 +260,9 @@ def how_to_pad(sequences):
 
 
 def _of_replicas(variable):
-    """The variables of the replicas in this process, in their order.
+    """The variables of the replicas in this process, in order.
 
-    Without an aggregation, which states have none of, each replica writes
-    its own.
+    States have no aggregation, so each replica assigns its own variable.
     """
     value = variable.value
     if isinstance(value, tf.distribute.DistributedValues):
@@ -271,18 +270,18 @@ def _of_replicas(variable):
     return [value]
 
 
-def copies(variable):
+def num_replicas(variable):
     return len(_of_replicas(variable))
 
 
-def gather(variable):
+def gather_state(variable):
     return np.concatenate([x.numpy() for x in _of_replicas(variable)])
 
 
-def scatter(variable, array):
+def scatter_state(variable, array):
     replicas = _of_replicas(variable)
     if len(replicas) == 1:
-        common.scatter(variable, array)
+        common.scatter_state(variable, array)
         return
     for replica, part in zip(replicas, np.split(array, len(replicas))):
         replica.assign(tf.cast(part, replica.dtype))

@@ -7,29 +7,29 @@ import torch
 from keras_armin import keras_private
 from keras_armin.backends import common
 from keras_armin.backends import torch_ops
-from keras_armin.backends.common import refuse_second_derivatives
+from keras_armin.backends.common import raise_no_second_derivatives
 
-# A process has one device here, and knows of no other.
-copies = common.copies
-gather = common.gather
-scatter = common.scatter
+# Each process has a single device on this backend.
+num_replicas = common.num_replicas
+gather_state = common.gather_state
+scatter_state = common.scatter_state
 ops = torch_ops
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
-    """A Python loop: `unroll` makes no difference.
+def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
+    """A Python loop, with and without `unroll`.
 
-    Except in an export that leaves the length open, where it is an operation.
+    While exporting with a dynamic length it is an operation of the graph.
     """
     length = inputs[0].shape[0] if torch.compiler.is_exporting() else None
     if isinstance(length, torch.SymInt):
-        return _loop_of_any_length(step, states, inputs, reverse)
-    # unbind makes all the slices at once, with a single node for autograd.
+        return _dynamic_length_scan(step, states, inputs, reverse)
+    # `unbind` slices all steps at once, with a single autograd node.
     per_step = zip(
         *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
     )
     steps = list(enumerate(per_step))
-    collect = _Buffer if _may_change_tensors() else _Stack
+    collect = _Buffer if _in_place_is_allowed() else _Stack
     columns, kept = None, [None] * len(steps)
     for time, step_inputs in reversed(steps) if reverse else steps:
         states, outputs, kept[time] = step(states, list(step_inputs))
@@ -44,13 +44,13 @@ def scan(step, states, inputs, unroll=False, reverse=False, by_hand=False):
     )
 
 
-def _loop_of_any_length(step, states, inputs, reverse):
+def _dynamic_length_scan(step, states, inputs, reverse):
     def body(states, inputs):
         new_states, outputs, _ = step(states, inputs)
         return _without_aliases(new_states, outputs, [*states, *inputs])
 
-    # Not public yet, and there is no other loop that torch.export takes. Its
-    # gradient fails for integers: nothing that goes in may ask for one.
+    # Not public yet, but the only loop that torch.export supports. Its gradient
+    # fails for integers, so no input may require one.
     states, outputs = torch._higher_order_ops.scan(
         body,
         [x.detach().clone() for x in states],
@@ -61,23 +61,26 @@ def _loop_of_any_length(step, states, inputs, reverse):
 
 
 def _without_aliases(states, outputs, known):
-    """Such a loop may give no tensor back twice, nor one that it was given.
+    """An exported loop may not return a tensor twice, nor one of its inputs.
 
-    A vector may be a view of another and is copied. A matrix for each sample
-    is what one row was put into: it is a new tensor, and large.
+    Vectors may be views of each other and are copied. The memory is large,
+    and the write of a row has made it a new tensor already.
     """
     known = {id(x) for x in known}
 
-    def own(x):
+    def copy_if_alias(x):
         x = x.clone() if x.dim() < 3 or id(x) in known else x
         known.add(id(x))
         return x
 
-    return [own(x) for x in states], [own(x) for x in outputs]
+    return (
+        [copy_if_alias(x) for x in states],
+        [copy_if_alias(x) for x in outputs],
+    )
 
 
 class _Stack:
-    """Outputs that autograd follows."""
+    """Outputs that autograd tracks."""
 
     def __init__(self, length, sample):
         self.outputs = [None] * length
@@ -90,7 +93,7 @@ class _Stack:
 
 
 class _Buffer:
-    """Outputs that nobody follows: put in place while the cache has them."""
+    """Outputs that autograd does not track: copied while they are cached."""
 
     def __init__(self, length, sample):
         self.outputs = sample.new_empty((length, *sample.shape))
@@ -103,67 +106,71 @@ class _Buffer:
 
 
 def constant(x):
-    """In an export a loop takes only tensors that the export has seen."""
+    """An exported loop captures only tensors that the export has traced."""
     return x.detach() if torch.compiler.is_exporting() else x
 
 
-def count_up(n):
+def arange(n):
     return ops.arange(0, n, dtype="int32")
 
 
-def quotient(x, y):
+def floor_divide(x, y):
     return torch.floor_divide(x, y)
 
 
 def integers(values, like):
     if torch.compiler.is_exporting():
-        # A loop that is exported cannot hold a constant tensor.
+        # An exported loop cannot capture a constant tensor.
         full = [like.new_full((1,), v, dtype=torch.int32) for v in values]
         return torch.cat(full)
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
-def best_slot(scores):
+def argmax_slot(scores):
     return torch.argmax(scores, dim=-1).to(torch.int32)
 
 
-def own(x):
-    """A copy that may be changed in place, unless somebody looks on."""
-    if not _may_change_tensors():
+def writable_copy(x):
+    """A copy that may be changed in place, where that is allowed."""
+    if not _in_place_is_allowed():
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def take_rows(memory, slot):
+def gather_rows(memory, slot):
     rows, index = _rows(memory, slot)
     return rows.index_select(0, index)
 
 
-def put_rows(memory, slot, value, in_place=False, after=None):
+def scatter_rows(memory, slot, value, in_place=False, after=None):
     rows, index = _rows(memory, slot)
-    put = torch.Tensor.index_copy_ if _may(in_place) else torch.index_copy
+    put = (
+        torch.Tensor.index_copy_
+        if _may_work_in_place(in_place)
+        else torch.index_copy
+    )
     return put(rows, 0, index, value).view(memory.shape)
 
 
-def put_then_add(memory, put, value, add, term):
-    """Changes `memory`, which has to be ours."""
+def scatter_then_add_rows(memory, put, value, add, term):
+    """In place: `memory` has to come from `writable_copy`."""
     rows, index = _rows(memory, put)
     memory = rows.index_copy_(0, index, value).view(memory.shape)
     rows, index = _rows(memory, add)
     return rows.index_add_(0, index, term).view(memory.shape)
 
 
-def _may(in_place):
-    return in_place and _may_change_tensors()
+def _may_work_in_place(in_place):
+    return in_place and _in_place_is_allowed()
 
 
-def _may_change_tensors():
-    """Neither autograd nor an exported graph allows it."""
+def _in_place_is_allowed():
+    """Neither autograd nor an exported graph supports it."""
     return not (torch.is_grad_enabled() or torch.compiler.is_exporting())
 
 
 def _rows(memory, slot):
-    """All rows of all samples, and which of them are meant."""
+    """The rows of all samples, and the indices of those in `slot`."""
     batch, slots, width = memory.shape
     first = torch.arange(0, batch * slots, slots, device=slot.device)
     return memory.reshape(-1, width), first + slot
@@ -173,12 +180,12 @@ def matvec(matrices, vectors):
     return torch.bmm(matrices, vectors.unsqueeze(-1)).squeeze(-1)
 
 
-def plus_product(x, inputs, kernel, in_place=False):
-    if _may(in_place):
+def addmm(x, inputs, kernel, in_place=False):
+    if _may_work_in_place(in_place):
         return x.addmm_(inputs, kernel)
     if inputs.dim() > 2:
-        # addmm takes matrices only.
-        rows = plus_product(
+        # `torch.addmm` takes matrices only.
+        rows = addmm(
             x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x,
             inputs.reshape(-1, inputs.shape[-1]),
             kernel,
@@ -194,9 +201,11 @@ _IN_PLACE = {
 
 
 def activate(function, x, in_place=False):
-    return (_IN_PLACE.get(function, function) if _may(in_place) else function)(
-        x
-    )
+    return (
+        _IN_PLACE.get(function, function)
+        if _may_work_in_place(in_place)
+        else function
+    )(x)
 
 
 def sigmoid_gradient(y, d_y):
@@ -207,8 +216,8 @@ def tanh_gradient(y, d_y):
     return torch.ops.aten.tanh_backward(d_y, y)
 
 
-def pullback(function, x, d_y):
-    """The gradient of `x`, from that of `function(x)`."""
+def vjp(function, x, d_y):
+    """The gradient of `x`, given that of `function(x)`."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = function(x)
@@ -243,18 +252,18 @@ class _Clipped(torch.autograd.Function):
         return tangent.view_as(tangent)
 
 
-class _HandWritten(torch.autograd.Function):
+class _CustomGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, forward, backward, constants, *inputs):
-        # Autograd forbids to change a view of an input, even one that is ours.
+        # Autograd does not allow in-place changes of views of an input.
         outputs, residuals = forward([x.detach() for x in inputs], constants)
-        # What is kept in any other way is freed late, or never.
+        # Tensors that are kept in any other way are freed late, or never.
         ctx.lengths = [
             len(x) if isinstance(x, list) else None for x in residuals
         ]
         columns = [x if isinstance(x, list) else [x] for x in residuals]
         ctx.save_for_backward(*inputs, *itertools.chain(*columns))
-        ctx.inputs, ctx.way_back = len(inputs), backward
+        ctx.inputs, ctx.backward_pass = len(inputs), backward
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
@@ -266,16 +275,16 @@ class _HandWritten(torch.autograd.Function):
             next(saved) if n is None else list(itertools.islice(saved, n))
             for n in ctx.lengths
         ]
-        with torch.no_grad(), without_autocast(inputs[0]):
-            found = ctx.way_back(inputs, residuals, gradients)
+        with torch.no_grad(), disable_autocast(inputs[0]):
+            found = ctx.backward_pass(inputs, residuals, gradients)
         if torch.is_grad_enabled():
             given = [d for d in gradients if d is not None]
-            found = _Once.apply(len(found), *found, *inputs, *given)
+            found = _FirstOrderOnly.apply(len(found), *found, *inputs, *given)
         return None, None, None, *found
 
 
-class _Once(torch.autograd.Function):
-    """The first tensors, which depend on all of them but have no gradient."""
+class _FirstOrderOnly(torch.autograd.Function):
+    """The first `count` tensors. Differentiating them again is an error."""
 
     @staticmethod
     def forward(ctx, count, *tensors):
@@ -283,27 +292,27 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        refuse_second_derivatives()
+        raise_no_second_derivatives()
 
 
-def can_go_back_by_hand():
-    """torch.compile does not take tensors that are changed in place."""
+def supports_custom_gradient():
+    """torch.compile does not support the in-place updates."""
     return not torch.compiler.is_compiling()
 
 
-def without_autocast(x):
-    """Keras' dtype policies say what is computed in which precision."""
+def disable_autocast(x):
+    """The precision follows the dtype policy of Keras instead."""
     if not torch.is_autocast_enabled(x.device.type):
-        # No converter of an exported graph knows this context.
+        # Converters of exported graphs do not support this context.
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
-def with_gradient(forward, backward, inputs, constants):
-    return _HandWritten.apply(forward, backward, constants, *inputs)
+def custom_gradient(forward, backward, inputs, constants):
+    return _CustomGradient.apply(forward, backward, constants, *inputs)
 
 
-def custom_gradient(function, gradient):
+def with_vjp(function, gradient):
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *tensors):
@@ -315,18 +324,18 @@ def custom_gradient(function, gradient):
             return gradient(*ctx.saved_tensors, d_output)
 
     def differentiable(*tensors):
-        if is_never_differentiated():
+        if gradients_are_disabled():
             return function(*tensors)
         return Differentiable.apply(*tensors)
 
     return differentiable
 
 
-def is_never_differentiated():
+def gradients_are_disabled():
     return not torch.is_grad_enabled() or torch.compiler.is_exporting()
 
 
-def how_to_pad(sequences):
+def padding_advice(sequences):
     if not isinstance(sequences, torch.nn.utils.rnn.PackedSequence):
         return None
     return (
@@ -337,20 +346,20 @@ def how_to_pad(sequences):
     )
 
 
-class ModeOfModule:
-    """A layer whose `train()` and `eval()` count, if nobody says `training`.
+class TrainingModeMixin:
+    """Lets `train()` and `eval()` set the default of `training`.
 
-    torch has all modules in training mode from the start, and every call of a
-    Keras layer is inference from the start. So the flag of torch says nothing
-    by itself: only that somebody has called `train()` counts. `fit` does so
-    too, on the model, and goes by `training` all the same: after it, even if
-    it was broken off, a call is inference as in all of Keras.
+    torch modules start in training mode, while calls of a Keras layer default
+    to inference. The flag of torch alone is therefore not used: only an
+    explicit call of `train()` is. `fit` also calls it, but passes `training`
+    itself: after `fit`, even if interrupted, calls default to inference, as
+    everywhere in Keras.
     """
 
     _is_in_training_mode = False
 
     def train(self, mode=True):
-        if not (mode and keras_private.is_asked_by_keras()):
+        if not (mode and keras_private.is_called_by_keras()):
             self._is_in_training_mode = bool(mode)
         return super().train(mode)
 
@@ -361,12 +370,12 @@ class ModeOfModule:
 
 
 def _mode_is_open(args, kwargs):
-    """Whether nobody has said if this call is for training."""
+    """Whether `training` is neither given nor inherited."""
     return (
         kwargs.get("training") is None
         and keras_private.is_training() is None
         and not torch.compiler.is_exporting()
-        # A functional model would keep the mode it was made in for good.
+        # A functional model would store the current mode permanently.
         and not any(
             keras.utils.is_keras_tensor(x)
             for x in keras.tree.flatten([args, kwargs])
@@ -375,5 +384,5 @@ def _mode_is_open(args, kwargs):
 
 
 def check_batch_size(sequences, expected):
-    """Shapes are static on this backend: nothing is left to check."""
+    """Shapes are static on this backend: nothing to check."""
     return sequences

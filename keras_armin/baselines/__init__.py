@@ -1,4 +1,4 @@
-"""What ARMIN is compared with, to the same contract."""
+"""Baselines that ARMIN is compared with, with the same interface."""
 
 from keras_armin.baselines.awta import AwTA
 from keras_armin.baselines.awta import AwTACell

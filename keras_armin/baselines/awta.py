@@ -1,30 +1,31 @@
-"""AwTA: ARMIN with the addressing of TARDIS."""
+"""AwTA: ARMIN with TARDIS addressing."""
 
 from collections.abc import Callable
 
 import keras
 
-from keras_armin import checks
+from keras_armin import validation
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.backends import ops
-from keras_armin.baselines.controlled_cell import VARIANTS
-from keras_armin.baselines.tardis_addressing import TARDISAddressing
-from keras_armin.cell import Step
-from keras_armin.cell import arguments_of
+from keras_armin.baselines._controlled_cell import VARIANTS
+from keras_armin.baselines._tardis_addressing import TARDISAddressing
 from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_cell import CellResult
+from keras_armin.memory_cell import argument_names
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class AwTACell(TARDISAddressing, ARMINCell):
-    """One step of ARMIN with TARDIS addressing, from the paper on ARMIN.
+    """One step of ARMIN with TARDIS addressing, from the ARMIN paper.
 
-    The cell is that of `ARMINCell`, but for the logits of its slots:
+    As `ARMINCell`, except for the logits of the slots:
 
         logit_i = a tanh(W [x, h, key_i, M_i, u] + b)
 
-    The keys are learnt. `u` says how often each slot has been read, with mean
-    0 and variance 1. The slot read last loses 100, and so is not read twice
-    in a row. With `layer_norm` the logits are normalised before that.
+    The keys are trained. `u` is how often each slot has been read, with mean
+    0 and variance 1. 100 is subtracted from the logit of the slot read last,
+    so that it is not read twice in a row. With `layer_norm` the logits are
+    normalised before that.
 
     Args:
         units: int. Size of the hidden state.
@@ -33,10 +34,10 @@ class AwTACell(TARDISAddressing, ARMINCell):
         key_dim: int. Size of the key of a slot. Defaults to `16`.
         address_units: int. Width of the network that computes the logits.
             Defaults to `None`: a quarter of `units`.
-        variant: `"published"`, or `"released"` for what the ARMIN paper's
-            algorithmic results come from: `u` is divided by its length, and
-            so are the logits after 100 has been taken off, which leaves all
-            others near zero and the choice to chance. Defaults to
+        variant: `"published"`, or `"released"` for the code behind the
+            algorithmic results of the ARMIN paper: `u` is divided by its
+            norm, and so are the logits after 100 is subtracted, which leaves
+            all others near zero and the choice nearly random. Defaults to
             `"published"`.
         state_activation, output_activation, noise_scale, unit_gate_bias,
             write_activation: See `ARMINCell`. They default to `None`,
@@ -48,15 +49,14 @@ class AwTACell(TARDISAddressing, ARMINCell):
             kernel_regularizer, recurrent_regularizer, bias_regularizer,
             kernel_constraint, recurrent_constraint, bias_constraint, dropout,
             recurrent_dropout, seed: See `ARMINCell`. `content_addressing` and
-            `recency_addressing` have to be `False`.
+            `recency_addressing` must be `False`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, h, memory, pointer, usage, last_read]`, each
             flat: `(batch, size)`. The last two hold how often each slot was
-            read, and one more than the slot read last, as digits like those
-            of `pointer`.
-        training: bool. Whether noise, dropout and zoneout are at work.
+            read, and one plus the slot read last, as digits like `pointer`.
+        training: bool. Whether to apply noise, dropout and zoneout.
 
     Example:
 
@@ -98,13 +98,13 @@ class AwTACell(TARDISAddressing, ARMINCell):
             write_activation=write_activation,
             **kwargs,
         )
-        self.keep_addressing(key_dim, address_units)
-        self.variant = checks.choice("variant", variant, VARIANTS)
+        self.set_addressing(key_dim, address_units)
+        self.variant = validation.choice("variant", variant, VARIANTS)
         for name in ("content_addressing", "recency_addressing"):
             if getattr(self, name):
                 raise ValueError(
-                    f"Argument `{name}` must be False: this network has the "
-                    f"addressing of TARDIS. Received: {name}=True"
+                    f"Argument `{name}` must be False: this network uses "
+                    f"TARDIS addressing. Received: {name}=True"
                 )
         self.state_size = [*self.state_size, *self.address_states.values()]
 
@@ -118,7 +118,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
 
     @property
     def address_width(self):
-        """Columns that address: those of the hidden layer."""
+        """Number of address columns: those of the hidden layer."""
         return self.address_units
 
     def build(self, input_shape):
@@ -127,7 +127,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         *of_armin, usage, last_read = states
         projected = {**projected, "usage": usage, "last_read": last_read}
         step = super().step(
@@ -138,11 +138,11 @@ class AwTACell(TARDISAddressing, ARMINCell):
             sequence_noise,
             training,
         )
-        states = [*step.states, *self.note_read(step.read, usage)]
+        states = [*step.states, *self.record_read(step.read, usage)]
         return step._replace(states=states)
 
     def scale_scores(self, weights, projected, gumbel):
-        """Not yet: TARDIS' logits are no sum of what is known before."""
+        """Deferred to `_scores`: the logits of TARDIS are not a sum."""
         return weights, {**projected, "gumbel": gumbel}
 
     def _scores(self, weights, projected, query, h, memory, in_place):
@@ -154,12 +154,12 @@ class AwTACell(TARDISAddressing, ARMINCell):
             projected["usage"],
             projected["last_read"],
         )
-        return self.tempered(logits, projected["gumbel"], weights)
+        return self.apply_temperature(logits, projected["gumbel"], weights)
 
     def get_config(self):
         config = {
             **super().get_config(),
-            **self.config_of(arguments_of(AwTACell)),
+            **self.serialize_arguments(argument_names(AwTACell)),
         }
         config["temperature"] = self.initial_temperature
         config["noise_scale"] = self.initial_noise_scale
@@ -168,12 +168,12 @@ class AwTACell(TARDISAddressing, ARMINCell):
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class AwTA(CellLayer):
-    """ARMIN with the addressing of TARDIS, from the paper on ARMIN.
+    """ARMIN with TARDIS addressing, from the ARMIN paper.
 
     `AwTA(...)` has the weights of `keras.layers.RNN(AwTACell(...))` and,
-    without noise, gives the same numbers. Beyond that it carries its state on
-    every backend when `stateful`, and can be reset sample by sample.
-    `AwTA.cell` is the cell that holds the weights.
+    without noise, computes the same numbers. In addition it carries its state
+    on every backend if `stateful`, and can reset individual samples.
+    `AwTA.cell` is the cell, which holds the weights.
 
     Args:
         units, memory_slots, memory_dim, key_dim, address_units, variant,

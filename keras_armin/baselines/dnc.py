@@ -3,12 +3,12 @@
 import keras
 
 from keras_armin.backends import ops
-from keras_armin.baselines import heads
-from keras_armin.baselines.controlled_cell import ControlledCell
+from keras_armin.baselines import _heads
+from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.cell_layer import CellLayer
-from keras_armin.memory import softmax
+from keras_armin.memory_ops import softmax
 
-# A usage of zero has no logarithm; the published code has the same margin.
+# A usage of zero has no logarithm; same margin as in the published code.
 SMALLEST_USAGE = 1e-6
 MODES = 3
 
@@ -17,10 +17,10 @@ MODES = 3
 class DNCCell(ControlledCell):
     """One step of a Differentiable Neural Computer with an LSTM controller.
 
-    From the inputs and what was read last, the LSTM computes `h`, from which
-    the interface comes: keys, strengths from 1 on, an erase and a write
-    vector, free gates `f`, an allocation and a write gate, and for each read
-    head three modes. Then, with `w_r` and `w_w` the weights of the last step,
+    From the inputs and the last reads, the LSTM computes `h`, and `h`
+    determines the interface: keys, strengths of at least 1, an erase and a
+    write vector, free gates `f`, an allocation and a write gate, and three
+    modes for each read head. With `w_r` and `w_w` the weights of the last step:
 
         u' = (u + w_w - u w_w) prod(1 - f w_r)              usage
         a = (1 - u'_i) prod(u'_j over slots j less used than i)
@@ -31,24 +31,24 @@ class DNCCell(ControlledCell):
         w_r' = m_1 L'^T w_r + m_2 L' w_r + m_3 content(M', k_r)
         r = w_r' M',    output = [h, r]
 
-    No gradient passes through `w_w` into the usage, nor through the order of
-    the slots, as in the authors' code. The interface is kept within 20, which
-    they do to the LSTM.
+    The usage has no gradient with respect to `w_w`, nor with respect to the
+    order of the slots, as in the authors' code. The interface is clipped to
+    [-20, 20]; they clip the LSTM.
 
     Args:
         units: int. Size of the hidden state of the LSTM.
-        memory_slots: int. Number of vectors in memory. The state holds the
-            square of it. Defaults to `20`.
+        memory_slots: int. Number of vectors in memory. The size of the state
+            is quadratic in it. Defaults to `20`.
         memory_dim: int. Size of a slot. Defaults to `None`: `units`.
         num_reads: int. Number of read heads. Defaults to `1`.
-        variant: `"published"`, or `"released"` for what the ARMIN paper's
-            figures come from: modes are a softmax over heads, so that the
-            weights of a read sum to more and more; similarities are divided
-            by `memory_dim`; strengths begin at 0; keys and the write vector
-            pass a tanh; gradients pass into the usage. Defaults to
+        variant: `"published"`, or `"released"` for the code behind the
+            figures of the ARMIN paper: modes are a softmax over heads, so
+            that the sum of the read weights grows; similarities are divided
+            by `memory_dim`; strengths are at least 0; keys and the write
+            vector pass a tanh; the usage has a gradient. Defaults to
             `"published"`.
-        learn_initial_state: bool. Train the output and the cell state that a
-            sequence starts with. Defaults to `False`.
+        learn_initial_state: bool. Train the initial output and cell state.
+            Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
             layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
@@ -62,7 +62,7 @@ class DNCCell(ControlledCell):
         states: List `[output, c, memory, usage, precedence, link,
             read_weights, write_weights, pointer]`, each flat:
             `(batch, size)`.
-        training: bool. Whether dropout and zoneout are at work.
+        training: bool. Whether to apply dropout and zoneout.
 
     Example:
 
@@ -130,7 +130,7 @@ class DNCCell(ControlledCell):
             w_w = ops.stop_gradient(w_w)
         used = usage(extra["usage"], w_w, w_r, ops.sigmoid(parts["free"]))
         w_w = self._write_weights(parts, memory, used)
-        memory = heads.erase_and_add(
+        memory = _heads.erase_and_add(
             memory,
             w_w[:, None],
             ops.sigmoid(parts["erase"])[:, None],
@@ -145,7 +145,7 @@ class DNCCell(ControlledCell):
             "read_weights": w_r,
             "write_weights": w_w,
         }
-        return heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
+        return _heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
 
     def _write_weights(self, parts, memory, used):
         by_content = self._content(
@@ -171,11 +171,11 @@ class DNCCell(ControlledCell):
 
     def _content(self, memory, keys, strengths):
         strengths = ops.expand_dims(strengths, -1)
-        similarities = heads.cosine(memory, self._vector(keys))
+        similarities = _heads.cosine(memory, self._vector(keys))
         if self.released:
             strengths = ops.softplus(strengths)
-            return heads.content(similarities / self.memory_dim, strengths)
-        return heads.content(similarities, heads.one_plus(strengths))
+            return _heads.content(similarities / self.memory_dim, strengths)
+        return _heads.content(similarities, _heads.one_plus(strengths))
 
     def _vector(self, numbers):
         return ops.tanh(numbers) if self.released else numbers
@@ -194,12 +194,12 @@ def usage(before, w_w, w_r, free):
 
 
 def allocation(used):
-    """The least used slots, `(batch, n)`, up to a sum of 1.
+    """Allocation weights `(batch, n)` of the least used slots.
 
-    Sorted by usage a slot gets `1 - u` of what those before it left over. The
-    product over them is a sum of logarithms, taken with a matrix that says
-    which slots come before which: at these sizes faster than to sort, and
-    with a gradient that is right at a usage of zero on every backend.
+    In the order of usage, a slot gets the fraction `1 - u` of what the slots
+    before it left. The product over them is a sum of logarithms, computed with
+    a matrix of which slots precede which: at these sizes faster than sorting,
+    and with a correct gradient at a usage of zero on every backend.
     """
     used = SMALLEST_USAGE + (1 - SMALLEST_USAGE) * used
     of_slot = ops.expand_dims(used, 2)
@@ -231,7 +231,7 @@ def preceded(precedence, w_w):
 
 
 def _over_heads(modes):
-    """The fault of the released code: with one head all modes are 1."""
+    """As in the released code: with one head all modes are 1."""
     if modes.shape[1] == 1:
         return ops.ones_like(modes)
     return ops.softmax(modes, 1)
@@ -241,9 +241,9 @@ def _over_heads(modes):
 class DNC(CellLayer):
     """A Differentiable Neural Computer.
 
-    `DNC(...)` has the weights of `keras.layers.RNN(DNCCell(...))` and gives
-    the same numbers. Beyond that it carries its state on every backend when
-    `stateful`, and can be reset sample by sample. `DNC.cell` is the cell that
+    `DNC(...)` has the weights of `keras.layers.RNN(DNCCell(...))` and computes
+    the same numbers. In addition it carries its state on every backend if
+    `stateful`, and can reset individual samples. `DNC.cell` is the cell, which
     holds the weights.
 
     Args:

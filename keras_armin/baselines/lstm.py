@@ -4,24 +4,23 @@ from collections.abc import Callable
 
 import keras
 
-from keras_armin import memory as memory_ops
-from keras_armin.baselines.lstm_cell import LSTMDrivenCell
-from keras_armin.baselines.lstm_cell import count_step
-from keras_armin.cell import Step
+from keras_armin import memory_ops
+from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
+from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_cell import CellResult
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class LayerNormLSTMCell(LSTMDrivenCell):
     """One step of an LSTM with layer normalisation and zoneout.
 
-        [i, f, o, j] = LN(W [x, h] + b), each gate for itself
+        [i, f, o, j] = LN(W [x, h] + b), each gate independently
         c' = sigma(f) * c + sigma(i) * tanh(j)
         h' = sigma(o) * tanh(LN(c'))
 
-    What is carried is `c'` itself, not its normalisation. Zoneout then leaves
-    some units of `c` and of `h` as they were; the output is the `h` that is
-    carried.
+    The state is `c'` itself, not its normalisation. Zoneout then keeps the old
+    values of some units of `c` and of `h`; the output is `h` after zoneout.
 
     Use it in `keras.layers.RNN`, or use the layer `LayerNormLSTM`, which has
     the same weights and computes the same numbers faster.
@@ -40,28 +39,28 @@ class LayerNormLSTMCell(LSTMDrivenCell):
         zoneout_cell: float in [0, 1). Rate at which a unit of the cell state
             keeps its old value. At inference the expectation is used.
             Defaults to `0.0`.
-        zoneout_hidden: float in [0, 1). Likewise for the hidden state.
+        zoneout_hidden: float in [0, 1). The same for the hidden state.
             Defaults to `0.0`.
         kernel_initializer, kernel_regularizer, kernel_constraint: For
             `kernel`. The initializer defaults to `"glorot_uniform"`.
         recurrent_initializer, recurrent_regularizer, recurrent_constraint:
             For `recurrent_kernel`. The initializer defaults to
-            `"orthogonal"`, each gate for itself.
+            `"orthogonal"`, each gate independently.
         bias_initializer, bias_regularizer, bias_constraint: For `bias`. The
             initializer defaults to `"zeros"`.
         dropout: float in [0, 1). Fraction of the inputs to drop, the same
             ones at each step of a sequence. Defaults to `0.0`.
-        recurrent_dropout: float in [0, 1). Likewise for the hidden state
-            where it enters the matrix product. Defaults to `0.0`.
+        recurrent_dropout: float in [0, 1). Fraction of the hidden state to
+            drop where it enters the matrix product. Defaults to `0.0`.
         seed: int. Seed of zoneout and dropout. Defaults to `None`.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, c, pointer]` of shapes `(batch, units)`,
             `(batch, units)` and `(batch, 4)`. `output` is `h`; `pointer`
-            holds the number of steps so far as digits to the base 128, lowest
-            first.
-        training: bool. Whether dropout and zoneout are at work.
+            holds the number of steps so far as base-128 digits, least
+            significant first.
+        training: bool. Whether to apply dropout and zoneout.
 
     Example:
 
@@ -102,13 +101,13 @@ class LayerNormLSTMCell(LSTMDrivenCell):
         self.state_size = [self.units, self.units, memory_ops.POINTER_DIGITS]
 
     def build(self, input_shape):
-        self.keep_input_shape(input_shape)
+        self.set_input_shape(input_shape)
         self.build_lstm()
         self.built = True
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         h_tm1, c_tm1, pointer = states
         h, c = self.lstm(
             weights,
@@ -119,7 +118,7 @@ class LayerNormLSTMCell(LSTMDrivenCell):
             sequence_noise,
             training,
         )
-        return Step([h, c, count_step(pointer)])
+        return CellResult([h, c, count_step(pointer)])
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -127,26 +126,26 @@ class LayerNormLSTM(CellLayer):
     """An LSTM layer with layer normalisation and zoneout.
 
     `LayerNormLSTM(...)` has the weights of
-    `keras.layers.RNN(LayerNormLSTMCell(...))` and, without noise, gives the
-    same numbers. Beyond that it carries its state on every backend when
-    `stateful`, and can be reset sample by sample. `LayerNormLSTM.cell` is the
-    cell that holds the weights.
+    `keras.layers.RNN(LayerNormLSTMCell(...))` and, without noise, computes the
+    same numbers. In addition it carries its state on every backend if
+    `stateful`, and can reset individual samples. `LayerNormLSTM.cell` is the
+    cell, which holds the weights.
 
     Args:
         units: int. Size of the hidden state, which is the output, and of the
             cell state.
-        return_sequences: bool. Return the output of every step, or the last.
-            Defaults to `False`.
+        return_sequences: bool. Return the outputs of all steps instead of the
+            last. Defaults to `False`.
         return_state: bool. Also return the last `output`, `c` and `pointer`.
             Defaults to `False`.
         go_backwards: bool. Process the sequence from its end, and return the
             outputs in that order. Defaults to `False`.
-        stateful: bool. Start each batch from the state in which the last one
-            ended. Defaults to `False`.
-        unroll: bool. Compile one piece of code for each step, instead of a
-            loop. Defaults to `False`.
-        zero_output_for_mask: bool. Output zeros at masked steps, instead of
-            the output before. Defaults to `False`.
+        stateful: bool. Start each batch from the last state of the previous
+            batch. Defaults to `False`.
+        unroll: bool. Unroll the loop into one copy of the code per step.
+            Defaults to `False`.
+        zero_output_for_mask: bool. Output zeros at masked steps instead of
+            the previous output. Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
             layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
@@ -157,12 +156,13 @@ class LayerNormLSTM(CellLayer):
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: List `[output, c, pointer]` to start from, as
-            `return_state=True` gives them, or a dict of them by name. What is
-            `None` or missing starts from the cell's initial state.
+            `return_state=True` returns them, or a dict of them by name. States
+            that are `None` or missing start from the initial state of the
+            cell.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
-        training: bool. Whether dropout and zoneout are at work.
+        training: bool. Whether to apply dropout and zoneout.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
-            steps of samples, that start from the initial state.
+            steps of samples, that restart from the initial state.
 
     Example:
 

@@ -3,17 +3,17 @@
 import keras
 import numpy as np
 
-from keras_armin import checks
+from keras_armin import validation
 from keras_armin.backends import ops
-from keras_armin.baselines import heads
-from keras_armin.baselines.controlled_cell import ControlledCell
+from keras_armin.baselines import _heads
+from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.cell_layer import CellLayer
-from keras_armin.memory import softmax
-from keras_armin.memory import wide_dtype
+from keras_armin.memory_ops import softmax
+from keras_armin.memory_ops import wide_dtype
 
-# What an unwritten memory holds: rows of zeros would have no direction.
+# Initial value of the memory: rows of zeros would have no direction.
 EMPTY = 1e-6
-# Where learnt weights of heads start: at nearly all of it on slot 0.
+# Initial logit of trainable head weights: nearly all weight on slot 0.
 FIRST_SLOT_LOGIT = 5.0
 
 
@@ -33,9 +33,10 @@ class NTMCell(ControlledCell):
         M' = M (1 - w' e) + w' a
         output = [h, r]
 
-    Heads read before they write. Keys and what is added pass a tanh, and what
-    the LSTM emits is kept within 20: the paper leaves both open. Sharpness is
-    at most 20. The memory starts at 1e-6, and all heads at slot 0.
+    Heads read before they write. Keys and `a` pass a tanh, and the outputs of
+    the LSTM for the heads are clipped to [-20, 20]; the paper specifies
+    neither. Sharpness is at most 20. The memory starts at 1e-6, and all heads
+    at slot 0.
 
     Args:
         units: int. Size of the hidden state of the LSTM.
@@ -43,19 +44,18 @@ class NTMCell(ControlledCell):
         memory_dim: int. Size of a slot. Defaults to `None`: `units`.
         num_reads: int. Number of read heads. Defaults to `1`.
         num_writes: int. Number of write heads. Defaults to `1`.
-        shift_range: int. How many slots a head can move in a step, either
-            way. Defaults to `1`.
-        variant: `"published"`, or `"released"` for what the ARMIN paper's
-            figures come from: heads see the cell state divided by its length
-            instead of `h`, nothing is erased, `M' = (1 - w') M + w' a`, keys
-            and what is added pass no tanh, weights start at zero and the
-            memory at random rows, the same ones each time. Its one shift for
+        shift_range: int. Largest shift of a head per step, in either
+            direction. Defaults to `1`.
+        variant: `"published"`, or `"released"` for the code behind the
+            figures of the ARMIN paper: heads depend on the cell state divided
+            by its norm instead of `h`, nothing is erased,
+            `M' = (1 - w') M + w' a`, keys and `a` pass no tanh, weights start
+            at zero and the memory at fixed random rows. Its single shift for
             a whole batch, its random first read and its unbounded interface
-            are not repeated. Defaults to `"published"`.
-        learn_initial_state: bool. Train the state that a sequence starts
-            with: what is fed back, the cell state and the weights of the
-            heads; in the `"released"` variant the memory instead of the
-            weights. Defaults to `False`.
+            are not reproduced. Defaults to `"published"`.
+        learn_initial_state: bool. Train the initial state: the output, the
+            cell state and the weights of the heads; in the `"released"`
+            variant the memory instead of the weights. Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
             layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
@@ -68,7 +68,7 @@ class NTMCell(ControlledCell):
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, c, memory, read_weights, write_weights,
             pointer]`, each flat: `(batch, size)`.
-        training: bool. Whether dropout and zoneout are at work.
+        training: bool. Whether to apply dropout and zoneout.
 
     Example:
 
@@ -103,8 +103,8 @@ class NTMCell(ControlledCell):
             learn_initial_state=learn_initial_state,
             **kwargs,
         )
-        self.num_writes = checks.size("num_writes", num_writes)
-        self.shift_range = checks.size("shift_range", shift_range)
+        self.num_writes = validation.size("num_writes", num_writes)
+        self.shift_range = validation.size("shift_range", shift_range)
 
     @property
     def num_heads(self):
@@ -132,12 +132,12 @@ class NTMCell(ControlledCell):
         return sizes
 
     @property
-    def learnt_states(self):
-        learnt = super().learnt_states
+    def trainable_initial_states(self):
+        learnt = super().trainable_initial_states
         if self.released:
             learnt["output"] = (np.zeros(self.units), ops.tanh)
             return {**learnt, "memory": (self._random_rows(), ops.sigmoid)}
-        # Equal weights on equal rows would have no gradient: near slot 0.
+        # Near slot 0: equal weights on equal rows would have no gradient.
         first = FIRST_SLOT_LOGIT * np.eye(self.memory_slots)[0]
         for name, width in self.extra_states.items():
             start = np.tile(first, width // self.memory_slots)
@@ -149,11 +149,11 @@ class NTMCell(ControlledCell):
         return ops.reshape(softmax(rows), (-1,))
 
     def _random_rows(self):
-        """Rows that differ: heads could not tell equal ones apart."""
+        """Different rows: heads cannot distinguish equal ones."""
         size = self.memory_slots * self.memory_dim
         return np.random.RandomState(0).uniform(-1.0, 1.0, size)
 
-    def constant_states(self):
+    def constant_initial_states(self):
         if self.released:
             return {"memory": 1 / (1 + np.exp(-self._random_rows()))}
         start = {"memory": np.full(self.memory_slots * self.memory_dim, EMPTY)}
@@ -162,24 +162,24 @@ class NTMCell(ControlledCell):
             start[name] = np.tile(first, width // self.memory_slots)
         return start
 
-    def shown_to_heads(self, h, c):
+    def head_inputs(self, h, c):
         if not self.released:
             return h
         # The sum of squares of a large state does not fit into float16.
         wide = ops.cast(c, wide_dtype(self.compute_dtype))
-        return ops.cast(heads.unit_rows(wide), c.dtype)
+        return ops.cast(_heads.unit_rows(wide), c.dtype)
 
     def use_memory(self, parts, memory, extra, count):
         weights = self._address(parts, memory, extra, count)
         read_weights = weights[:, : self.num_reads]
         write_weights = weights[:, self.num_reads :]
-        reads = heads.read(memory, read_weights)
+        reads = _heads.read(memory, read_weights)
         add = self._vectors(parts["add"], self.num_writes)
         if self.released:
             erase = ops.ones_like(add)
         else:
             erase = ops.sigmoid(self.per_head(parts["erase"], self.num_writes))
-        memory = heads.erase_and_add(memory, write_weights, erase, add)
+        memory = _heads.erase_and_add(memory, write_weights, erase, add)
         extra = {"read_weights": read_weights, "write_weights": write_weights}
         return (
             reads,
@@ -206,20 +206,20 @@ class NTMCell(ControlledCell):
         if not self.released:
             before = self._at_first_slot(before, count)
         strengths = ops.softplus(parts["strengths"])
-        by_content = heads.content(heads.cosine(memory, keys), strengths)
+        by_content = _heads.content(_heads.cosine(memory, keys), strengths)
         gate = ops.sigmoid(parts["gates"])
         weights = gate * by_content + (1 - gate) * before
-        weights = heads.shift(weights, ops.softmax(parts["shifts"], -1))
+        weights = _heads.shift(weights, ops.softmax(parts["shifts"], -1))
         sharpness = 1 + ops.softplus(parts["sharpness"])
-        return heads.sharpen(
-            weights, ops.clip(sharpness, 1.0, heads.LARGEST_SHARPNESS)
+        return _heads.sharpen(
+            weights, ops.clip(sharpness, 1.0, _heads.LARGEST_SHARPNESS)
         )
 
     def _at_first_slot(self, before, count):
-        """The weights, or where they are all zero at the start, slot 0.
+        """The weights, or slot 0 if they are all zero at the first step.
 
-        Zeros are what `keras.layers.RNN.reset_state` writes. On equal rows
-        heads without a place would never find one.
+        `keras.layers.RNN.reset_state` writes zeros, from which heads would
+        never find a slot among equal rows.
         """
         nowhere = ops.sum(before, axis=-1)[..., None] == 0
         start = nowhere & (count == 0)[:, None, None]
@@ -238,9 +238,9 @@ class NTMCell(ControlledCell):
 class NTM(CellLayer):
     """A Neural Turing Machine.
 
-    `NTM(...)` has the weights of `keras.layers.RNN(NTMCell(...))` and gives
-    the same numbers. Beyond that it carries its state on every backend when
-    `stateful`, and can be reset sample by sample. `NTM.cell` is the cell that
+    `NTM(...)` has the weights of `keras.layers.RNN(NTMCell(...))` and computes
+    the same numbers. In addition it carries its state on every backend if
+    `stateful`, and can reset individual samples. `NTM.cell` is the cell, which
     holds the weights.
 
     Args:

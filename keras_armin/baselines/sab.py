@@ -2,26 +2,27 @@
 
 import keras
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
+from keras_armin import validation
 from keras_armin.armin_equations import affine
 from keras_armin.backends import ops
-from keras_armin.baselines import heads
-from keras_armin.baselines.lstm_cell import LSTMDrivenCell
-from keras_armin.baselines.lstm_cell import count_step
-from keras_armin.bounds import bounded
-from keras_armin.cell import Step
+from keras_armin.baselines import _heads
+from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
+from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.cell_layer import CellLayer
+from keras_armin.gradient_clipping import clip_gradient
+from keras_armin.memory_cell import CellResult
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
 class SABCell(LSTMDrivenCell):
     """One step of an LSTM with sparse attentive backtracking.
 
-    Every `store_every` steps the state is stored, in `memory_slots` slots, the
-    oldest of which is given up when all are full. Every `truncate_every` steps
-    the state that enters the LSTM passes no gradient. What is stored always
-    does: gradients reach far back through the few states that are recalled.
+    Every `store_every` steps the state is stored in one of `memory_slots`
+    slots, replacing the oldest when all are full. Every `truncate_every` steps
+    the gradient through the state of the LSTM is truncated. Stored states
+    always have a gradient: it reaches far back through the few that are
+    recalled.
 
         h~, c' = LSTM(x, h, c)
         score_i = a tanh(W [h~, m_i] + b)
@@ -30,17 +31,17 @@ class SABCell(LSTMDrivenCell):
         h' = h~ + s
         output = [h', s]
 
-    A row of zeros, which is never given up, competes with what is stored; with
-    fewer rows than `top_k + 1` the smallest score is taken off.
+    A row of zeros, which is never replaced, competes with the stored states;
+    with fewer rows than `top_k + 1` the smallest score is subtracted.
 
     Args:
         units: int. Size of the hidden state.
         memory_slots: int. Number of states that are kept. Defaults to `20`.
         top_k: int. States that are recalled at a step. Defaults to `5`.
-        store_every: int. Steps from one stored state to the next. Defaults to
+        store_every: int. Interval between stored states, in steps. Defaults to
             `1`.
-        truncate_every: int. Steps that a gradient passes through the LSTM.
-            Defaults to `10`.
+        truncate_every: int. Interval of truncation, in steps. Defaults to
+            `10`.
         address_units: int. Width of the network that computes the scores.
             Defaults to `None`: a quarter of `units`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
@@ -56,7 +57,7 @@ class SABCell(LSTMDrivenCell):
         states: List `[output, c, memory, pointer]`, each flat:
             `(batch, size)`. `pointer` counts steps; a row of `memory` is a
             state and what the scores need of it.
-        training: bool. Whether dropout and zoneout are at work.
+        training: bool. Whether to apply dropout and zoneout.
 
     Example:
 
@@ -83,11 +84,11 @@ class SABCell(LSTMDrivenCell):
         **kwargs,
     ):
         super().__init__(units, **kwargs)
-        self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.top_k = checks.size("top_k", top_k)
-        self.store_every = checks.size("store_every", store_every)
-        self.truncate_every = checks.size("truncate_every", truncate_every)
-        self.address_units = checks.size_or(
+        self.memory_slots = validation.size("memory_slots", memory_slots)
+        self.top_k = validation.size("top_k", top_k)
+        self.store_every = validation.size("store_every", store_every)
+        self.truncate_every = validation.size("truncate_every", truncate_every)
+        self.address_units = validation.size_or_default(
             "address_units", address_units, max(1, self.units // 4)
         )
         self.memory_dim = self.units + self.address_units
@@ -100,7 +101,7 @@ class SABCell(LSTMDrivenCell):
         ]
 
     def build(self, input_shape):
-        self.keep_input_shape(input_shape)
+        self.set_input_shape(input_shape)
         self.build_lstm()
         for name in ("query_kernel", "key_kernel"):
             kernel = self.add_kernel(
@@ -118,7 +119,7 @@ class SABCell(LSTMDrivenCell):
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         output, c, flat, pointer = states
         count = memory_ops.pointer_to_count(pointer)
         cut = ops.expand_dims(ops.mod(count, self.truncate_every) == 0, -1)
@@ -133,7 +134,7 @@ class SABCell(LSTMDrivenCell):
             ops.expand_dims(ops.cast(recall, h.dtype), 1),
             rows[..., : self.units],
         )[:, 0]
-        h = bounded(h + recalled)
+        h = clip_gradient(h + recalled)
         rows, written = self._store(weights, rows, h, count)
         new = [
             ops.concatenate([h, recalled], axis=-1),
@@ -141,7 +142,7 @@ class SABCell(LSTMDrivenCell):
             ops.reshape(rows, (-1, self.memory_slots * self.memory_dim)),
             count_step(pointer),
         ]
-        return Step(new, recall, written)
+        return CellResult(new, recall, written)
 
     def stored(self, count):
         """How many states were stored in the first `count` steps."""
@@ -163,7 +164,7 @@ class SABCell(LSTMDrivenCell):
         return sparse_weights(scores, filled, self.top_k)[:, 1:]
 
     def _store(self, weights, rows, h, count):
-        """The rows with `h` among them, if it is its turn, and where."""
+        """Store `h` if it is due; the new rows, and the write weights."""
         row = ops.concatenate([h, ops.matmul(h, weights["key_kernel"])], -1)
         slot = ops.mod(self.stored(count), self.memory_slots)
         turn = ops.expand_dims(ops.mod(count, self.store_every) == 0, -1)
@@ -174,15 +175,15 @@ class SABCell(LSTMDrivenCell):
 
 
 def sparse_weights(scores, filled, top_k):
-    """Weights of the `top_k` best of `filled` `(batch, n)`, to the sum 1.
+    """Weights of the `top_k` best of `filled` `(batch, n)`, with a sum of 1.
 
-    Without two different scores all are 0.
+    If all scores are equal, the weights are 0.
     """
-    scores = ops.where(filled, scores, heads.NEVER)
+    scores = ops.where(filled, scores, _heads.NEVER)
     count = min(top_k + 1, scores.shape[-1])
     best, _ = ops.top_k(scores, count)
-    # The last of the best that is filled.
-    floor = ops.where(best > heads.NEVER / 2, best, -heads.NEVER)
+    # The smallest score among them that is filled.
+    floor = ops.where(best > _heads.NEVER / 2, best, -_heads.NEVER)
     floor = -ops.top_k(-floor, 1)[0]
     above = ops.where(filled, ops.relu(scores - floor), 0.0)
     total = ops.expand_dims(ops.sum(above, axis=-1), -1)
@@ -193,9 +194,9 @@ def sparse_weights(scores, filled, top_k):
 class SAB(CellLayer):
     """An LSTM with sparse attentive backtracking.
 
-    `SAB(...)` has the weights of `keras.layers.RNN(SABCell(...))` and gives
-    the same numbers. Beyond that it carries its state on every backend when
-    `stateful`, and can be reset sample by sample. `SAB.cell` is the cell that
+    `SAB(...)` has the weights of `keras.layers.RNN(SABCell(...))` and computes
+    the same numbers. In addition it carries its state on every backend if
+    `stateful`, and can reset individual samples. `SAB.cell` is the cell, which
     holds the weights.
 
     Args:

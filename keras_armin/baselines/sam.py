@@ -2,11 +2,11 @@
 
 import keras
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
+from keras_armin import validation
 from keras_armin.backends import ops
-from keras_armin.baselines import heads
-from keras_armin.baselines.controlled_cell import ControlledCell
+from keras_armin.baselines import _heads
+from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.cell_layer import CellLayer
 
 # A slot with more weight than this counts as accessed.
@@ -18,7 +18,7 @@ class SAMCell(ControlledCell):
     """One step of a sparse access memory with an LSTM as controller.
 
     From the inputs and what was read last, the LSTM computes `h`, from which
-    come for each read head a query `q` and a strength `beta` from 1 on, and a
+    come for each read head a query `q` and a strength `beta >= 1`, and a
     write vector `v`, a write gate `alpha` and an interpolation gate `gamma`.
     The slot accessed least recently is erased, and the writing goes to it and
     to what was read last, `w_r`, the mean over heads:
@@ -28,11 +28,11 @@ class SAMCell(ControlledCell):
         w_r' = softmax(beta cos(q, M')) over the top_k most similar rows
         r = w_r' M',    output = [h, r]
 
-    Only these rows are touched, forward and by the gradient. The search is
-    exact. Which slot was accessed when, with a weight above 0.005, is counted
-    in whole numbers; empty slots are filled in order, whether they were read
-    or not. Nothing of the choice of rows has a gradient. What the heads get
-    is kept within 20.
+    Only these rows are accessed, in the forward and the backward pass. The
+    search is exact. The step of the last access with a weight above 0.005 is
+    an integer per slot; empty slots are filled in order, whether they were
+    read or not. The choice of rows has no gradient. The inputs of the heads
+    are clipped to [-20, 20].
 
     Args:
         units: int. Size of the hidden state of the LSTM.
@@ -40,16 +40,16 @@ class SAMCell(ControlledCell):
         memory_dim: int. Size of a slot. Defaults to `None`: `units`.
         num_reads: int. Number of read heads. Defaults to `1`.
         top_k: int. Rows that a head reads. Defaults to `4`.
-        variant: `"published"`, or `"released"` for what the ARMIN paper's
-            figures come from, as far as it can be told: the oldest row is
-            read too, and each row that was read, from the most to the least,
-            has a gate of its own for the writing;
-            similarities divided by `memory_dim`; no strength, so that reads
-            are nearly uniform. It takes one read head. Its wrong record of
-            accesses, and that several rows could be erased at once, are not
-            repeated. Defaults to `"published"`.
-        learn_initial_state: bool. Train the output and the cell state that a
-            sequence starts with. Defaults to `False`.
+        variant: `"published"`, or `"released"` for the code behind the
+            figures of the ARMIN paper, as far as it is known: the oldest row
+            is read too, and each row that was read, by decreasing weight, has
+            its own write gate; similarities are divided by `memory_dim`;
+            there is no strength, so that reads are nearly uniform. It has one
+            read head. Two faults of that code are not reproduced: its wrong
+            record of accesses, and that several rows could be erased at once.
+            Defaults to `"published"`.
+        learn_initial_state: bool. Train the initial output and cell state.
+            Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
             layer_norm, zoneout_cell, zoneout_hidden, kernel_initializer,
             recurrent_initializer, bias_initializer, kernel_regularizer,
@@ -62,8 +62,8 @@ class SAMCell(ControlledCell):
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, c, memory, read_weights, accessed, pointer]`,
             each flat: `(batch, size)`. `accessed` holds the step after which
-            each slot was last accessed, as digits like those of `pointer`.
-        training: bool. Whether dropout and zoneout are at work.
+            each slot was last accessed, as digits like `pointer`.
+        training: bool. Whether to apply dropout and zoneout.
 
     Example:
 
@@ -97,7 +97,7 @@ class SAMCell(ControlledCell):
             learn_initial_state=learn_initial_state,
             **kwargs,
         )
-        self.top_k = checks.size("top_k", top_k)
+        self.top_k = validation.size("top_k", top_k)
         if self.released and self.num_reads > 1:
             raise ValueError(
                 "Argument `num_reads` must be 1 with variant='released'. "
@@ -110,7 +110,7 @@ class SAMCell(ControlledCell):
 
     @property
     def rows_seen(self):
-        """In the released variant: the nearest and the oldest."""
+        """Rows read in the released variant: the nearest and the oldest."""
         return min(self.top_k + 1, self.memory_slots)
 
     @property
@@ -145,16 +145,16 @@ class SAMCell(ControlledCell):
             ops.expand_dims(w_w, -1) * ops.expand_dims(parts["write"], 1)
         )
         w_r = self._read_weights(parts, memory, oldest)
-        now = ops.expand_dims(memory_ops.advance(count), -1)
+        now = ops.expand_dims(memory_ops.increment(count), -1)
         touched = ops.sum(w_r, axis=1) + w_w > ACCESSED
-        # To read an empty row is no access: it would never be filled.
+        # Reading an empty row does not count: it would never be filled.
         touched = touched & ((accessed > 0) | (w_w > ACCESSED))
         accessed = ops.where(touched, now, accessed)
         extra = {
             "read_weights": w_r,
             "accessed": memory_ops.count_to_pointer(accessed, memory.dtype),
         }
-        return heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
+        return _heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
 
     def _write_weights(self, parts, w_r, oldest):
         gate = ops.sigmoid(parts["interpolation"])
@@ -166,26 +166,26 @@ class SAMCell(ControlledCell):
 
     def _gate_of_rows(self, gates, w_r):
         """The gates `(batch, rows_seen)` at the rows read: `(batch, n)`."""
-        rows = heads.largest(w_r, self.rows_seen)
+        rows = _heads.largest(w_r, self.rows_seen)
         rows = ops.one_hot(rows, self.memory_slots, dtype=gates.dtype)
         return ops.matmul(ops.expand_dims(gates, 1), rows)[:, 0]
 
     def _read_weights(self, parts, memory, oldest):
         queries = self.per_head(parts["queries"], self.num_reads)
-        similarities = heads.cosine(memory, queries)
+        similarities = _heads.cosine(memory, queries)
         if not self.released:
             strengths = self.per_head(parts["strengths"], self.num_reads)
-            return heads.nearest(
-                similarities, heads.one_plus(strengths), self.neighbours
+            return _heads.nearest(
+                similarities, _heads.one_plus(strengths), self.neighbours
             )
-        # The oldest row is seen beside the nearest others.
-        seen = heads.nearest(
-            ops.where(oldest[:, None] > 0, heads.NEVER, similarities),
+        # The oldest row is read in addition to the nearest others.
+        seen = _heads.nearest(
+            ops.where(oldest[:, None] > 0, _heads.NEVER, similarities),
             1.0,
             self.neighbours,
         )
         seen = (seen > 0) | (oldest[:, None] > 0)
-        scores = ops.where(seen, similarities / self.memory_dim, heads.NEVER)
+        scores = ops.where(seen, similarities / self.memory_dim, _heads.NEVER)
         return memory_ops.softmax(scores)
 
 
@@ -193,9 +193,9 @@ class SAMCell(ControlledCell):
 class SAM(CellLayer):
     """A recurrent network with a sparse access memory.
 
-    `SAM(...)` has the weights of `keras.layers.RNN(SAMCell(...))` and gives
-    the same numbers. Beyond that it carries its state on every backend when
-    `stateful`, and can be reset sample by sample. `SAM.cell` is the cell that
+    `SAM(...)` has the weights of `keras.layers.RNN(SAMCell(...))` and computes
+    the same numbers. In addition it carries its state on every backend if
+    `stateful`, and can reset individual samples. `SAM.cell` is the cell, which
     holds the weights.
 
     Args:

@@ -3,24 +3,24 @@
 import keras
 import numpy as np
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin import noise
+from keras_armin import validation
 from keras_armin.armin_cell import ADDRESSING
 from keras_armin.armin_equations import affine
-from keras_armin.armin_equations import entering_inputs
+from keras_armin.armin_equations import prepare_inputs
+from keras_armin.backends import addmm
 from keras_armin.backends import ops
-from keras_armin.backends import plus_product
-from keras_armin.baselines.controlled_cell import VARIANTS
-from keras_armin.baselines.initial_states import InitialStates
-from keras_armin.baselines.lstm_cell import LSTMDrivenCell
-from keras_armin.baselines.lstm_cell import count_step
-from keras_armin.baselines.tardis_addressing import TARDISAddressing
-from keras_armin.cell import Step
+from keras_armin.baselines._controlled_cell import VARIANTS
+from keras_armin.baselines._initial_states import InitialStates
+from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
+from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.baselines._tardis_addressing import TARDISAddressing
 from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_cell import CellResult
 from keras_armin.noise import SequenceNoise
 
-# The publication fixes the temperature of the two switches.
+# Fixed by the publication.
 SWITCH_TEMPERATURE = 0.3
 
 
@@ -28,9 +28,9 @@ SWITCH_TEMPERATURE = 0.3
 class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
     """One step of TARDIS.
 
-    A slot holds a fixed random key and what was written. One is picked, the
-    read enters an LSTM behind two switches, and the slot that was read is
-    overwritten; the first `memory_slots` steps fill the slots in order.
+    A slot holds a fixed random key and a value. One slot is read, enters an
+    LSTM through two switches, and is then overwritten; the first
+    `memory_slots` steps fill the slots in order.
 
         logit_i = a tanh(W [x, h, key_i, M_i, u] + b)
         s = gumbel_softmax(logits, less 100 where the last read was)
@@ -42,9 +42,10 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         M'[slot] = W h' + b
         output = [h', r]
 
-    `u` says how often each slot has been read, with mean 0 and variance 1. It
-    and the last read pass no gradient. At inference there is no noise: the
-    best slot is read, and a switch is the sigmoid of its logit over 0.3.
+    `u` is how often each slot has been read, with mean 0 and variance 1. It
+    and the last read have no gradient. At inference there is no noise: the
+    slot with the largest score is read, and a switch is the sigmoid of its
+    logit divided by 0.3.
 
     Args:
         units: int. Size of the hidden state.
@@ -57,14 +58,14 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             Defaults to `"hard"`.
         temperature: float. Divides the logits and their noise, see
             `ARMINCell`. Defaults to `1.0`.
-        variant: `"published"`, or `"released"` for what the ARMIN paper's
-            algorithmic results come from: the logits see the cell state
-            instead of `h`, keys are learnt and not read, `u` is divided by
-            its length, and so are the logits after 100 has been taken off,
-            which leaves all others near zero and the choice to chance; `x` is
-            written too. That a gradient passed through the last read, a
-            hundredfold, is not repeated, nor the one-sided noise of the
-            switches. Defaults to `"published"`.
+        variant: `"published"`, or `"released"` for the code behind the
+            algorithmic results of the ARMIN paper: the logits depend on the
+            cell state instead of `h`, keys are trained and not read, `u` is
+            divided by its norm, and so are the logits after 100 is
+            subtracted, which leaves all others near zero and the choice
+            nearly random; `x` is written too. Two faults of that code are not
+            reproduced: a hundredfold gradient through the last read, and
+            one-sided noise of the switches. Defaults to `"published"`.
         learn_initial_state: bool. Train the hidden state, the cell state and
             the memory that a sequence starts with. Defaults to `False`.
         activation, recurrent_activation, use_bias, unit_forget_bias,
@@ -73,16 +74,16 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
             recurrent_dropout, seed: Of the LSTM, see `LayerNormLSTMCell`.
-            `layer_norm` defaults to `False`, and normalises the logits too,
-            before 100 is taken off.
+            `layer_norm` defaults to `False`, and also normalises the logits,
+            before 100 is subtracted.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, c, memory, usage, last_read, pointer]`, each
             flat: `(batch, size)`. `usage` and `last_read` hold how often each
-            slot was read, and one more than the slot read last, as digits
-            like those of `pointer`.
-        training: bool. Whether noise, dropout and zoneout are at work.
+            slot was read, and one plus the slot read last, as digits like
+            `pointer`.
+        training: bool. Whether to apply noise, dropout and zoneout.
 
     Example:
 
@@ -110,19 +111,23 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         **kwargs,
     ):
         super().__init__(units, **kwargs)
-        self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
-        self.keep_addressing(key_dim, address_units)
-        self.addressing = checks.choice("addressing", addressing, ADDRESSING)
-        self.initial_temperature = checks.number_of_cell(
-            "temperature", temperature, checks.positive
+        self.memory_slots = validation.size("memory_slots", memory_slots)
+        self.memory_dim = validation.size_or_default(
+            "memory_dim", memory_dim, self.units
         )
-        self.variant = checks.choice("variant", variant, VARIANTS)
-        self.learn_initial_state = checks.flag(
+        self.set_addressing(key_dim, address_units)
+        self.addressing = validation.choice(
+            "addressing", addressing, ADDRESSING
+        )
+        self.initial_temperature = validation.cell_scalar(
+            "temperature", temperature, validation.positive
+        )
+        self.variant = validation.choice("variant", variant, VARIANTS)
+        self.learn_initial_state = validation.flag(
             "learn_initial_state", learn_initial_state
         )
         read = self.memory_dim + self.key_dim * (not self.released)
-        self.fed_back = read
+        self.feedback_size = read
         self.output_size = self.units + read
         self.temperature = None
 
@@ -147,7 +152,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
     # --- weights ------------------------------------------------------------
 
     def build(self, input_shape):
-        self.keep_input_shape(input_shape)
+        self.set_input_shape(input_shape)
         self.build_lstm()
         self._build_pair("address", self.units, [self.address_units])
         self._build_pair("switch", self.recurrent_width, [1, 1])
@@ -169,7 +174,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         self.built = True
 
     def _build_pair(self, name, carried, sizes):
-        """Kernels of the inputs and of what is carried, and their bias."""
+        """Kernels of the inputs and of the recurrence, and their bias."""
         weights = {
             f"{name}_kernel": ("kernel", self.input_dim),
             f"{name}_recurrent_kernel": ("recurrent", carried),
@@ -181,7 +186,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             setattr(self, f"{name}_bias", self.add_bias(f"{name}_bias", bias))
 
     @property
-    def learnt_states(self):
+    def trainable_initial_states(self):
         return {
             "output": (np.zeros(self.units), ops.tanh),
             "c": (np.zeros(self.units), ops.tanh),
@@ -219,7 +224,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         projected = super().project(weights, inputs, sequence_noise)
-        inputs = entering_inputs(inputs, sequence_noise)
+        inputs = prepare_inputs(inputs, sequence_noise)
         for name in ("address", "switch"):
             projected[name] = affine(
                 inputs, weights[f"{name}_kernel"], weights.get(f"{name}_bias")
@@ -232,7 +237,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         output, c, flat, usage, last_read, pointer = states
         h = output[:, : self.units]
         shape = (-1, self.memory_slots, self.memory_dim)
@@ -246,7 +251,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             usage,
             last_read,
         )
-        scores = self.tempered(logits, step_noise.gumbel, weights)
+        scores = self.apply_temperature(logits, step_noise.gumbel, weights)
         address = memory_ops.address(scores, self.addressing, training)
         r = self._read(weights, memory, address)
         h, c = self.lstm(
@@ -266,10 +271,10 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             ops.concatenate([h, r], axis=-1),
             c,
             ops.reshape(memory, (-1, self.memory_slots * self.memory_dim)),
-            *self.note_read(read, usage),
+            *self.record_read(read, usage),
             count_step(pointer),
         ]
-        return Step(new, read, written)
+        return CellResult(new, read, written)
 
     def _read(self, weights, memory, address):
         read = memory_ops.read(memory, address)
@@ -278,14 +283,14 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         keys = weights["address_keys"]
         chosen = address.weights
         if chosen is None:
-            chosen = memory_ops.with_relaxed_gradient(
+            chosen = memory_ops.straight_through_one_hot(
                 address.scores, address.slot
             )
         key = ops.matmul(ops.cast(chosen, keys.dtype), keys)
         return ops.concatenate([key, read], axis=-1)
 
     def gates(self, weights, projected, entering, step_noise):
-        logits = plus_product(
+        logits = addmm(
             projected["switch"], entering, weights["switch_recurrent_kernel"]
         )
         wide = memory_ops.wide_dtype(self.compute_dtype)
@@ -305,8 +310,8 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         x, kernel = projected["gates"], weights["recurrent_kernel"]
         return ops.concatenate(
             [
-                plus_product(x[:, : 3 * u], entering, kernel[:, : 3 * u]),
-                plus_product(x[:, 3 * u :], switched, kernel[:, 3 * u :]),
+                addmm(x[:, : 3 * u], entering, kernel[:, : 3 * u]),
+                addmm(x[:, 3 * u :], switched, kernel[:, 3 * u :]),
             ],
             axis=-1,
         )
@@ -335,9 +340,9 @@ class TARDIS(CellLayer):
     """A recurrent network with the memory of TARDIS.
 
     `TARDIS(...)` has the weights of `keras.layers.RNN(TARDISCell(...))` and,
-    without noise, gives the same numbers. Beyond that it carries its state on
-    every backend when `stateful`, and can be reset sample by sample.
-    `TARDIS.cell` is the cell that holds the weights.
+    without noise, computes the same numbers. In addition it carries its state
+    on every backend if `stateful`, and can reset individual samples.
+    `TARDIS.cell` is the cell, which holds the weights.
 
     Args:
         units, memory_slots, memory_dim, key_dim, address_units, addressing,

@@ -12,7 +12,7 @@ from examples.support.errors import LOST
 from examples.support.errors import STOPPED
 from examples.support.errors import RunError
 from keras_armin import backends
-from keras_armin.noise import spread_seed
+from keras_armin.noise import derive_seed
 
 
 class Engine:
@@ -147,10 +147,10 @@ class Engine:
 
     def gather(self, variable):
         """A carried state, the samples in the order of the batch."""
-        return backends.gather(variable)
+        return backends.gather_state(variable)
 
     def scatter(self, variable, array):
-        backends.scatter(variable, array)
+        backends.scatter_state(variable, array)
 
     def spread(self, variable, seed):
         """Set a seed, for each model another one that comes of `seed`."""
@@ -185,7 +185,7 @@ def seed_of(number, seed):
     """
     seed = np.array(seed)
     if number:
-        seed[0] = spread_seed(int(seed[0]), number)
+        seed[0] = derive_seed(int(seed[0]), number)
     return seed
 
 

@@ -121,12 +121,12 @@ class Workers(Replicas):
         self.agree(0)
 
     def gather(self, variable):
-        here = tf.constant(backends.gather(variable))
+        here = tf.constant(backends.gather_state(variable))
         return self.strategy.gather(here, axis=0).numpy()
 
     def scatter(self, variable, array):
         own = np.split(array, self.devices)[self.first_replica]
-        backends.scatter(variable, own)
+        backends.scatter_state(variable, own)
 
 
 def _make_devices(count):

@@ -1,43 +1,50 @@
-"""The fast way to run ARMIN over a sequence.
+"""The fused loop of ARMIN, with a custom gradient.
 
-Same equations and same numbers as a loop over `ARMINCell.step`, arranged so
-that little is left inside the loop and little is kept of it:
+Same equations and numbers as the reference loop over `ARMINCell.step`, with
+less work inside the loop and less memory for the backward pass:
 
-- No later step depends on a step's output. The output, with its share of the
-  matrix products (two of the five gates), is computed for all steps at once.
-- Overwriting a slot is undone by putting back the row that was there. So the
-  way back carries the memory along and restores it row by row; what is kept
+- No later step depends on the output of a step. The outputs, with two of the
+  five gates, are computed for all steps at once.
+- A write is reverted by restoring the row that was overwritten. The backward
+  pass carries the memory and restores it row by row, so that what is stored
   per step does not grow with the size of the memory.
-- What a slot holds was written once: the gradient of a row is collected until
-  the step that wrote it, and handed to that step.
+- A row is written by a single step: its gradient accumulates until the
+  backward pass reaches that step.
 - The gradient of a weight is one matrix product over all steps, after the
   loop.
 
-Everything that has a name is held in dicts, so that what an option does not
-need is simply not there. What there is per step has time as its first axis.
+Tensors are held in dicts by name, without those that an option does not need.
+Those of all steps are time-major.
 """
 
 from keras_armin import backends
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
+from keras_armin.armin_backward import BackwardPass
 from keras_armin.armin_equations import Noise
 from keras_armin.backends import ops
-from keras_armin.keras_private import in_own_precision
-from keras_armin.way_back import WayBack
+from keras_armin.keras_private import preserve_float64
 
-# Of what `ARMINCell.move` returns: what the output is computed from, and what
-# is kept beside it for the way back.
-SEEN = ("shown", "gated")
-TAPE = ("both", "query", "scores", "recency", "written", "replaced")
-# The gates: where their activation has a gradient that their value tells.
-VALUES = ("g_both", "i", "f", "g")
-# In all other cases.
-BEFORE = ("input_gates", "state_gates")
+# Fields of `StepRecord` from which the output is computed, and others that the
+# backward pass needs.
+OUTPUTS = ("output_inputs", "gated")
+TAPE = ("h_and_r", "query", "scores", "recency", "written", "replaced")
+# The gates, if the gradients of their activations follow from their values.
+GATE_VALUES = ("g_h_r", "i", "f", "g")
+# Otherwise.
+PRE_ACTIVATIONS = ("input_gates", "state_gates")
 
-# Of what is kept, what nothing but the steps back looks at.
-LOOSE = ("query", "slot", "written", "replaced", *VALUES, *BEFORE)
-# And what the steps back do not look at.
-_NOT_BACK = (
-    "shown",
+# Recorded values that only the steps of the backward pass use.
+UNSTACKED = (
+    "query",
+    "slot",
+    "written",
+    "replaced",
+    *GATE_VALUES,
+    *PRE_ACTIVATIONS,
+)
+# Recorded values that they do not use.
+_NOT_USED_BACKWARD = (
+    "output_inputs",
     "gated",
     "scores",
     "recency",
@@ -47,7 +54,7 @@ _NOT_BACK = (
     "recurrent_dropout",
 )
 
-# What a projected input is added to.
+# Gradients of the projected inputs.
 PROJECTED_TO = {
     "address": "d_scores",
     "input_gates": "d_input_gates",
@@ -57,38 +64,39 @@ PROJECTED_TO = {
 }
 
 
-def recur(
+def run_recurrence(
     cell, projected, weights, start, constants, training, last_only=False
 ):
-    """Hidden state and memory along a sequence.
+    """Hidden state and memory over a sequence.
 
     Args:
         cell: `ARMINCell`.
         projected: The projected inputs.
-        weights: The weights that take part.
+        weights: The weights of the recurrence.
         start: `h` `(batch, units)` and `memory` `(batch, n, r)`.
-        constants: What has no gradient. `count` `(time, batch)`, the number
-            of writes before each step; where there are any, `zoneout` and
-            `live` per step, `recurrent_dropout`, and `ranks` `(batch, n)`, the
-            order of writes to start with.
-        training: If false, nothing is kept for the gradient: who asks for one
-            pays for a second pass.
-        last_only: At inference: keep what the last live step has seen only.
+        constants: Tensors without a gradient: `count` `(time, batch)`, the
+            number of writes before each step; optionally `zoneout` and
+            `valid` per step, `recurrent_dropout`, and `ranks` `(batch, n)`,
+            the initial order of writes.
+        training: If false, nothing is stored for the gradient, which then
+            needs a second forward pass.
+        last_only: At inference: return the last valid step only.
 
     Returns:
-        `shown` and `gated` of all steps; the last `h`, `memory` and `ranks`.
+        `output_inputs` and `gated` of all steps; the last `h`, `memory` and
+        `ranks`.
     """
     groups = {"projected": projected, "weights": weights, "start": start}
-    if not training and backends.is_never_differentiated():
+    if not training and backends.gradients_are_disabled():
         return _infer(cell, **groups, constants=constants, last_only=last_only)
     names = [(group, name) for group in groups for name in groups[group]]
     group_names, constant_names = tuple(groups), tuple(constants)
     carried = ("h", "memory", *(["ranks"] if "ranks" in constants else []))
-    outputs = (*SEEN, *carried)
+    outputs = (*OUTPUTS, *carried)
     kept = ()
 
     def grouped(tensors):
-        # Not `groups`, whose tensors would live as long as this function.
+        # Not `groups`, which would keep its tensors alive with this function.
         found = {group: {} for group in group_names}
         for (group, name), tensor in zip(names, tensors):
             found[group][name] = tensor
@@ -99,7 +107,7 @@ def recur(
         last, seen = _forward(
             cell, **grouped(inputs), constants=constants, training=training
         )
-        unchanged = ("live", "zoneout", "recurrent_dropout")
+        unchanged = ("valid", "zoneout", "recurrent_dropout")
         unchanged = {k: constants[k] for k in unchanged if k in constants}
         everything = {**seen, **last, **unchanged}
         kept = tuple(everything)
@@ -123,7 +131,7 @@ def recur(
             last_only=last_only,
         )
         found = {**seen, **last}
-        # JAX hands dicts on in another order.
+        # JAX sorts the keys of dicts.
         residuals = [constants[k] for k in constant_names]
         return [found[k] for k in outputs], residuals
 
@@ -136,9 +144,9 @@ def recur(
 
     flat = [groups[group][name] for group, name in names]
     if training:
-        found = backends.with_gradient(forward, backward, flat, constants)
+        found = backends.custom_gradient(forward, backward, flat, constants)
     else:
-        found = backends.with_gradient(
+        found = backends.custom_gradient(
             infer, forward_and_backward, flat, constants
         )
     found = dict(zip(outputs, found))
@@ -147,16 +155,16 @@ def recur(
 
 
 def _copies(inputs):
-    """A pass may destroy its inputs, which another one still needs."""
-    return [backends.own(x) for x in inputs]
+    """A pass may overwrite its inputs, which another one still needs."""
+    return [backends.writable_copy(x) for x in inputs]
 
 
 def _at_last_step(gradients, constants):
-    """Gradients of `SEEN` at all steps, if they were seen at the last only."""
-    steps = backends.count_up(ops.shape(constants["count"])[0])
-    if "live" in constants:
+    """Gradients of `OUTPUTS` at all steps, if only the last was returned."""
+    steps = backends.arange(ops.shape(constants["count"])[0])
+    if "valid" in constants:
         steps = ops.expand_dims(steps, -1)
-        latest = ops.where(constants["live"][..., 0], steps, -1)
+        latest = ops.where(constants["valid"][..., 0], steps, -1)
         is_last = steps == ops.max(latest, axis=0)
     else:
         is_last = ops.expand_dims(steps == ops.shape(steps)[0] - 1, -1)
@@ -165,20 +173,22 @@ def _at_last_step(gradients, constants):
     def at_last_step(d):
         return None if d is None else ops.where(is_last, d, ops.zeros_like(d))
 
-    of_seen, rest = gradients[: len(SEEN)], gradients[len(SEEN) :]
+    of_seen, rest = gradients[: len(OUTPUTS)], gradients[len(OUTPUTS) :]
     return [*(at_last_step(d) for d in of_seen), *rest]
 
 
-def _mover(cell, projected, weights, start, constants, training, record):
-    """What is there per step, and the step that uses it."""
-    start = {**start, "memory": backends.own(start["memory"])}
+def _recurrent_step(
+    cell, projected, weights, start, constants, training, record
+):
+    """The initial state, the inputs per step, and the step function."""
+    start = {**start, "memory": backends.writable_copy(start["memory"])}
     per_step = {**constants, **projected}
     recurrent = per_step.pop("recurrent_dropout", None)
     if "ranks" in per_step:
         start["ranks"] = per_step.pop("ranks")
 
-    def move(state, now):
-        return cell.move(
+    def recurrent_step(state, now):
+        return cell.recurrent_step(
             weights,
             {name: now[name] for name in projected},
             state["h"],
@@ -187,16 +197,16 @@ def _mover(cell, projected, weights, start, constants, training, record):
             Noise(now.get("zoneout"), recurrent),
             training,
             ranks=state.get("ranks"),
-            live=now.get("live"),
+            valid=now.get("valid"),
             record=record,
             in_place=True,
         )
 
-    return start, per_step, move
+    return start, per_step, recurrent_step
 
 
 def _carried(moved):
-    """What one step hands on to the next."""
+    """The part of a record that is carried to the next step."""
     carried = {"h": moved.h, "memory": moved.memory}
     if moved.ranks is not None:
         carried["ranks"] = moved.ranks
@@ -204,72 +214,84 @@ def _carried(moved):
 
 
 def _infer(cell, projected, weights, start, constants, last_only):
-    start, per_step, move = _mover(
+    start, per_step, recurrent_step = _recurrent_step(
         cell, projected, weights, start, constants, False, record=False
     )
 
     def step(state, now):
-        moved = move(state, now)
+        moved = recurrent_step(state, now)
         new = _carried(moved)
-        seen = {name: getattr(moved, name) for name in SEEN}
+        seen = {name: getattr(moved, name) for name in OUTPUTS}
         if not last_only:
             return new, seen
-        if "live" in now:
+        if "valid" in now:
             seen = {
-                name: ops.where(now["live"], seen[name], state[name])
-                for name in SEEN
+                name: ops.where(now["valid"], seen[name], state[name])
+                for name in OUTPUTS
             }
         return {**new, **seen}, {}
 
     if last_only:
         c, r = ops.zeros_like(start["h"]), ops.zeros_like(start["memory"][:, 0])
         gated = ops.concatenate([c, r], axis=-1)
-        shown = gated if cell.output_read else c
-        start = {**start, "shown": shown, "gated": gated}
-    names = () if last_only else SEEN
+        output_inputs = gated if cell.output_read else c
+        start = {**start, "output_inputs": output_inputs, "gated": gated}
+    names = () if last_only else OUTPUTS
     last, seen = _scan(step, start, per_step, names=names)
     if last_only:
-        seen = {name: last.pop(name) for name in SEEN}
+        seen = {name: last.pop(name) for name in OUTPUTS}
     return seen, last
 
 
-@in_own_precision
+@preserve_float64
 def _forward(cell, projected, weights, start, constants, training):
-    start, per_step, move = _mover(
+    start, per_step, recurrent_step = _recurrent_step(
         cell, projected, weights, start, constants, training, record=True
     )
-    names = (*SEEN, *TAPE, *(VALUES if cell.gates_tell_gradient else BEFORE))
+    names = (
+        *OUTPUTS,
+        *TAPE,
+        *(
+            GATE_VALUES
+            if cell.backward_needs_gate_values_only
+            else PRE_ACTIVATIONS
+        ),
+    )
 
     def step(state, now):
-        moved = move(state, now)
+        moved = recurrent_step(state, now)
         tape = {name: getattr(moved, name) for name in names}
         tape["slot"] = moved.address.slot
         return _carried(moved), tape
 
-    return _scan(step, start, per_step, by_hand=True)
+    return _scan(step, start, per_step, custom_vjp=True)
 
 
-@in_own_precision
+@preserve_float64
 def _backward(cell, projected, weights, start, tape, d, training):
     """Gradients of `projected`, `weights` and `start`.
 
-    `d` holds the gradients of what `recur` returns. Inside, a name that
-    starts with `d_` is the gradient of the quantity after it.
+    `d` holds the gradients of the results of `run_recurrence`. The prefix `d_`
+    denotes a gradient.
     """
-    way_back = WayBack(cell, weights, tape.get("recurrent_dropout"), training)
+    backward_pass = BackwardPass(
+        cell, weights, tape.get("recurrent_dropout"), training
+    )
     per_step = {
-        **{k: v for k, v in tape.items() if k not in _NOT_BACK},
-        **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in SEEN},
+        **{k: v for k, v in tape.items() if k not in _NOT_USED_BACKWARD},
+        **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in OUTPUTS},
         "relaxed": memory_ops.softmax(tape["scores"]),
     }
     carry = {
-        "memory": backends.own(tape["memory"]),
+        "memory": backends.writable_copy(tape["memory"]),
         "d_h": _or_zeros(d["h"], tape["h"]),
-        "d_memory": backends.own(_or_zeros(d["memory"], tape["memory"])),
-        **way_back.empty_sums(),
+        "d_memory": backends.writable_copy(
+            _or_zeros(d["memory"], tape["memory"])
+        ),
+        **backward_pass.zero_sums(),
     }
     first, found = _scan(
-        way_back.step, carry, per_step, reverse=True, by_hand=True
+        backward_pass.step, carry, per_step, reverse=True, custom_vjp=True
     )
     return {
         "projected": {
@@ -277,22 +299,22 @@ def _backward(cell, projected, weights, start, tape, d, training):
             for name, source in PROJECTED_TO.items()
             if name in projected
         },
-        "weights": way_back.weight_gradients(tape, found, first),
+        "weights": backward_pass.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
 
 
 def _or_zeros(d, x):
-    """The gradient of `x`, for which None may stand."""
+    """The gradient of `x`, which may be None."""
     return ops.zeros_like(x) if d is None else d
 
 
-def _scan(step, carry, per_step, reverse=False, by_hand=False, names=None):
-    """`backends.scan` over dicts; what is None is left out.
+def _scan(step, carry, per_step, reverse=False, custom_vjp=False, names=None):
+    """`backends.scan` over dicts; None is left out.
 
-    `names` are those of what `step` finds, where they are known beforehand
-    and all of it is to be stacked: no step then notes them down, which a loop
-    that is to be exported from torch would not allow.
+    `names` are those of the outputs of `step`, if they are known beforehand
+    and all stacked: the step then has no side effects, which a loop exported
+    from torch does not allow.
     """
     per_step = {k: v for k, v in per_step.items() if v is not None}
     stacked, kept = names or (), ()
@@ -302,8 +324,8 @@ def _scan(step, carry, per_step, reverse=False, by_hand=False, names=None):
         new, found = step(dict(zip(carry, state)), dict(zip(per_step, now)))
         if names is None:
             found = {k: v for k, v in found.items() if v is not None}
-            kept = tuple(name for name in found if name in LOOSE)
-            stacked = tuple(name for name in found if name not in LOOSE)
+            kept = tuple(name for name in found if name in UNSTACKED)
+            stacked = tuple(name for name in found if name not in UNSTACKED)
         return (
             [new[name] for name in carry],
             [found[name] for name in stacked],
@@ -315,7 +337,7 @@ def _scan(step, carry, per_step, reverse=False, by_hand=False, names=None):
         list(carry.values()),
         list(per_step.values()),
         reverse=reverse,
-        by_hand=by_hand,
+        custom_vjp=custom_vjp,
     )
     outputs = {**dict(zip(stacked, outputs)), **dict(zip(kept, loose))}
     return dict(zip(carry, last)), outputs

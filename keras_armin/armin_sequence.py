@@ -1,14 +1,14 @@
-"""ARMIN along a whole sequence: what surrounds the loop of `fused.py`."""
+"""ARMIN over a whole sequence, around the loop of `armin_fused.py`."""
 
 from keras import ops
 
+from keras_armin import armin_fused
 from keras_armin import backends
-from keras_armin import fused
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin.armin_equations import ARMINState
+from keras_armin.memory_rnn import LoopResult
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
-from keras_armin.recurrent import Run
 
 
 def run_armin(
@@ -20,8 +20,8 @@ def run_armin(
     training=False,
     zero_output_for_mask=False,
     keep_outputs=True,
-) -> Run:
-    """As `keras_armin.recurrent.run_cell`, for a cell that writes one slot.
+) -> LoopResult:
+    """As `keras_armin.memory_rnn.run_cell`, for a cell that writes one slot.
 
     `sequences` has the shape `(time, batch, features)`, `mask`
     `(time, batch, 1)`.
@@ -30,26 +30,26 @@ def run_armin(
     step_noise, sequence_noise = StepNoise(), SequenceNoise()
     if training:
         step_noise, sequence_noise = cell.draw_noise(time, batch)
-    of_state, of_output = cell.halve(cell.read_weights())
+    of_state, of_output = cell.split_output_weights(cell.weight_tensors())
     state = ARMINState(*states)
     before, after = _counts(state.pointer, mask, time)
     constants = {
-        "ranks": cell.as_ranks(state.write_order),
+        "ranks": cell.unpack_write_order(state.write_order),
         "count": before,
-        "live": mask,
+        "valid": mask,
         "zoneout": step_noise.zoneout if cell.zoneout else None,
         "recurrent_dropout": sequence_noise.recurrent,
     }
     weights, projected = cell.scale_scores(
-        cell.of_recurrence(of_state),
+        cell.recurrent_weights(of_state),
         cell.project_sequence(of_state, sequences, sequence_noise),
         step_noise.gumbel,
     )
-    seen, last = fused.recur(
+    seen, last = armin_fused.run_recurrence(
         cell,
         projected,
         weights,
-        {"h": state.h, "memory": cell.as_matrix(state.memory)},
+        {"h": state.h, "memory": cell.unflatten_memory(state.memory)},
         {name: x for name, x in constants.items() if x is not None},
         training,
         last_only=not (keep_outputs or training),
@@ -59,7 +59,7 @@ def run_armin(
         gates = cell.output_gates(
             of_output, inputs, seen["gated"], sequence_noise
         )
-        return cell.output(of_output, gates, seen["shown"])
+        return cell.output(of_output, gates, seen["output_inputs"])
 
     if keep_outputs:
         outputs = output(sequences, seen)
@@ -81,17 +81,17 @@ def run_armin(
             final = ops.where(latest[:, None] < 0, state.output, final)
     dtype = state.h.dtype
     pointer = memory_ops.count_to_pointer(after, dtype)
-    states = [final, last["h"], cell.as_vector(last["memory"]), pointer]
+    states = [final, last["h"], cell.flatten_memory(last["memory"]), pointer]
     if cell.recency_addressing:
         states.append(memory_ops.ranks_to_order(last["ranks"], dtype))
-    return Run(states, outputs)
+    return LoopResult(states, outputs)
 
 
 def _counts(pointer, mask, time):
     """Writes before each step `(time, batch)`, and after the last one."""
     start = memory_ops.pointer_to_count(pointer)
     if mask is None:
-        before = ops.expand_dims(backends.count_up(time), -1) + start
+        before = ops.expand_dims(backends.arange(time), -1) + start
         after = start + time
     else:
         written = ops.cast(mask[..., 0], "int32")
@@ -101,16 +101,18 @@ def _counts(pointer, mask, time):
 
 
 def _latest(mask):
-    """The last live step up to each step, `(time, batch)`; -1 if none."""
-    live = mask[..., 0]
-    time = backends.count_up(ops.shape(live)[0])
-    own = ops.where(live, ops.expand_dims(time, -1), -1)
+    """The last valid step up to each step, `(time, batch)`; -1 if none."""
+    valid = mask[..., 0]
+    time = backends.arange(ops.shape(valid)[0])
+    last_valid = ops.where(valid, ops.expand_dims(time, -1), -1)
 
     def step(states, inputs):
         latest = ops.maximum(states[0], inputs[0])
         return [latest], [latest], []
 
-    _, (latest,), _ = backends.scan(step, [ops.full_like(own[0], -1)], [own])
+    _, (latest,), _ = backends.scan(
+        step, [ops.full_like(last_valid[0], -1)], [last_valid]
+    )
     return latest
 
 
@@ -118,7 +120,7 @@ def _rows(x, steps):
     """`x[steps[..., b], b]` of `x` `(time, batch, ...)`; negative ones: 0."""
     batch = ops.shape(x)[1]
     flat = ops.reshape(x, (-1, x.shape[-1]))
-    index = ops.maximum(steps, 0) * batch + backends.count_up(batch)
+    index = ops.maximum(steps, 0) * batch + backends.arange(batch)
     return ops.take(flat, index, axis=0)
 
 
@@ -127,6 +129,6 @@ def _at(x, steps):
 
 
 def _repeat(outputs, latest, initial):
-    """At each step the output of the last live one, at first `initial`."""
-    live_before = ops.expand_dims(latest >= 0, -1)
-    return ops.where(live_before, _rows(outputs, latest), initial)
+    """At each step the output of the last valid one, else `initial`."""
+    has_output = ops.expand_dims(latest >= 0, -1)
+    return ops.where(has_output, _rows(outputs, latest), initial)

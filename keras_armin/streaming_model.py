@@ -1,12 +1,12 @@
-"""A step that keeps its memory itself, to be served as a stream."""
+"""Models of a single step that keep their states between calls."""
 
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_armin import checks
-from keras_armin.streaming import step_model
+from keras_armin import validation
+from keras_armin.step_model import step_model
 
 
 def streaming_model(
@@ -15,12 +15,11 @@ def streaming_model(
     reads: bool = False,
     stepwise: tuple = (),
 ) -> "StreamingModel":
-    """From a model of sequences, a step that keeps its states between calls.
+    """Convert a model of sequences into a step that keeps its states.
 
     Args:
         model, reads, stepwise: As for `keras_armin.step_model`.
-        batch_size: int. Number of streams that run side by side. Defaults to
-            `1`.
+        batch_size: int. Number of parallel streams. Defaults to `1`.
 
     Returns:
         A `StreamingModel`.
@@ -32,11 +31,11 @@ def streaming_model(
 class StreamingModel(keras.Model):
     """A `StepModel` with variables that hold its states.
 
-    It is called on the inputs of one step, of shape `(batch_size, ...)` each,
-    and returns what the step returns, but for the states. `reset()` starts
-    all streams anew, `reset(samples)` those at which the bool tensor `samples`
-    of shape `(batch_size,)` is true. `export` writes a SavedModel that keeps
-    the states on its side.
+    Called on the inputs of one step, each of shape `(batch_size, ...)`, it
+    returns the outputs of the step without the states. `reset()` restarts all
+    streams from the initial state, `reset(samples)` those where the bool
+    tensor `samples` of shape `(batch_size,)` is true. `export` writes a
+    SavedModel that keeps the states itself.
 
     Example:
 
@@ -50,7 +49,7 @@ class StreamingModel(keras.Model):
     def __init__(self, step, batch_size=1, **kwargs):
         super().__init__(**kwargs)
         self.step = step
-        self.batch_size = checks.size("batch_size", batch_size)
+        self.batch_size = validation.size("batch_size", batch_size)
         self._first_state = len(step.inputs) - step.num_states
         self.states = [
             self.add_weight(
@@ -77,33 +76,33 @@ class StreamingModel(keras.Model):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def reset(self, samples: Any = None) -> None:
-        """Start all streams anew, or those that `samples` marks."""
+        """Restart all streams, or those marked in `samples`."""
         if samples is None:
             samples = [True] * self.batch_size
         samples = ops.cast(samples, "bool")
-        checks.shape(
+        validation.shape(
             "samples", samples.shape, (self.batch_size,), self.name, "(batch,)"
         )
-        anew = self.step.initial_tensors(self.batch_size)
-        for variable, initial in zip(self.states, anew):
+        initial_states = self.step.initial_tensors(self.batch_size)
+        for variable, initial in zip(self.states, initial_states):
             variable.assign(
                 ops.where(samples[:, None], initial, variable.value)
             )
 
     def export(self, filepath, format="tf_saved_model", verbose=True, **kwargs):
-        """Write a SavedModel with the signatures `serve` and `reset`.
+        """Export a SavedModel with the signatures `serve` and `reset`.
 
         `serve` takes the inputs of a step, `reset` a bool tensor of shape
-        `(batch_size,)`. The file starts in the state that this model is in.
+        `(batch_size,)`. The exported model starts in the current state.
         """
         backend = keras.backend.backend()
         if format != "tf_saved_model" or backend == "torch":
             raise ValueError(
-                "A model that keeps its states can be exported as "
-                "format='tf_saved_model', from TensorFlow or JAX. Received: "
-                f"format={format!r} on {backend}. Other formats keep nothing "
-                "between calls: export `keras_armin.step_model(...)`, whose "
-                "states come in and go out."
+                "A model that keeps its states can be exported with "
+                "format='tf_saved_model' on TensorFlow or JAX only. Received: "
+                f"format={format!r} on {backend}. For other formats, export "
+                "`keras_armin.step_model(...)`, which takes and returns its "
+                "states."
             )
 
         def reset(samples):
@@ -118,7 +117,7 @@ class StreamingModel(keras.Model):
         ]
         archive = keras.export.ExportArchive()
         archive.track(self)
-        # The model is called on one structure, a list where there are more.
+        # The model is called on a single structure, a list of several inputs.
         inputs = specs if len(specs) == 1 else [specs]
         archive.add_endpoint("serve", self.__call__, inputs, **kwargs)
         samples = keras.InputSpec(shape=(self.batch_size,), dtype="bool")
@@ -134,4 +133,6 @@ class StreamingModel(keras.Model):
             )
         for x, spec in zip(inputs, expected):
             shape = (self.batch_size, *spec.shape[1:])
-            checks.shape("inputs", x.shape, shape, self.name, "(batch, ...)")
+            validation.shape(
+                "inputs", x.shape, shape, self.name, "(batch, ...)"
+            )

@@ -1,24 +1,23 @@
-"""How NTM, DNC and SAM find their rows: pure functions on weightings.
+"""Addressing of NTM, DNC and SAM: pure functions on weightings.
 
-Shapes use `n` for the number of slots, `w` for the width of a slot and `k` for
-the number of heads. Everything is in float32 or wider.
+In shapes, `n` is the number of slots, `w` the width of a slot and `k` the
+number of heads. Everything is in float32 or wider.
 """
 
 from keras_armin.backends import ops
-from keras_armin.memory import softmax
+from keras_armin.memory_ops import softmax
 
 # Under the square root of a norm, whose gradient at a row of zeros would
 # otherwise be NaN.
 NORM_EPSILON = 1e-6
-# Sharper than this makes no difference but to the gradient.
+# Sharper weightings would only affect the gradient.
 LARGEST_STRENGTH = 50.0
 LARGEST_SHARPNESS = 20.0
 # Below this a weight counts as zero where its logarithm is taken.
 SMALLEST_WEIGHT = 1e-12
-# How far apart two equal rows are put, so that the choice is the same
-# everywhere.
+# Distance between equal rows, so that all backends choose the same one.
 TIE = 1e-6
-# What a row is scored that must not be chosen.
+# Score of rows that must not be chosen.
 NEVER = -1e30
 
 
@@ -35,7 +34,7 @@ def cosine(memory, keys):
 
 
 def one_plus(x):
-    """A strength from 1 on."""
+    """A strength of at least 1."""
     return ops.clip(1 + ops.softplus(x), 0.0, LARGEST_STRENGTH)
 
 
@@ -45,7 +44,7 @@ def content(similarities, strengths):
 
 
 def nearest(similarities, strengths, top_k):
-    """As `content`, over the `top_k` most similar rows alone."""
+    """As `content`, over the `top_k` most similar rows only."""
     slots = similarities.shape[-1]
     if top_k >= slots:
         return content(similarities, strengths)
@@ -56,9 +55,9 @@ def nearest(similarities, strengths, top_k):
 
 
 def largest(x, top_k):
-    """Places of the `top_k` largest along the last axis, no gradient.
+    """Indices of the `top_k` largest along the last axis, no gradient.
 
-    Of equal ones, such as empty rows, the first: backends differ in that.
+    Of equal ones, such as empty rows, the first; backends differ in that.
     """
     slots = x.shape[-1]
     later = ops.cast(ops.arange(slots, dtype="int32"), x.dtype)
@@ -66,10 +65,9 @@ def largest(x, top_k):
 
 
 def shift(weights, taps):
-    """Convolve `(batch, k, n)` with `(batch, k, 2 s + 1)`, round the end.
+    """Circular convolution of `(batch, k, n)` with `(batch, k, 2 s + 1)`.
 
-    The middle tap leaves weights where they are; the one after it moves them
-    one slot on.
+    The middle tap keeps the weights; the next one moves them by one slot.
     """
     reach = taps.shape[-1] // 2
     moved = [
@@ -80,7 +78,7 @@ def shift(weights, taps):
 
 
 def sharpen(weights, sharpness):
-    """`weights ** sharpness`, made to sum to 1 again."""
+    """`weights ** sharpness`, normalised to a sum of 1."""
     weights = ops.clip(weights, SMALLEST_WEIGHT, 1.0)
     return softmax(sharpness * ops.log(weights))
 

@@ -1,4 +1,4 @@
-"""The base of every memory cell: noise, weights made of blocks, saving."""
+"""The base class of all memory cells: noise, weights, saving."""
 
 import inspect
 from typing import Any
@@ -8,17 +8,17 @@ import keras
 from keras import ops
 
 from keras_armin import backends
-from keras_armin import checks
 from keras_armin import keras_private
 from keras_armin import noise
-from keras_armin.blocks import BlockInitializer
-from keras_armin.keras_private import in_own_precision
-from keras_armin.memory import check_pointer
-from keras_armin.memory import pointer_to_count
+from keras_armin import validation
+from keras_armin.initializers import BlockInitializer
+from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_ops import check_pointer
+from keras_armin.memory_ops import pointer_to_count
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 
-# How an argument that ends so becomes an object of Keras, and a config.
+# Modules that get and serialize the arguments with these suffixes.
 _KERAS_MODULES = {
     "activation": keras.activations,
     "initializer": keras.initializers,
@@ -27,82 +27,82 @@ _KERAS_MODULES = {
 }
 
 
-class Step(NamedTuple):
-    """What one step of a cell gives back."""
+class CellResult(NamedTuple):
+    """The results of one step of a cell."""
 
     states: list  # the output first
     read: Any = None  # the slot, (batch,), or weights, (batch, slots)
-    written: Any = None  # likewise
+    written: Any = None  # the same for the write
 
 
 class MemoryCell(
-    backends.ModeOfModule, keras_private.DropoutRNNCell, keras.layers.Layer
+    backends.TrainingModeMixin, keras_private.DropoutRNNCell, keras.layers.Layer
 ):
-    """A Keras RNN cell with a memory, or to be compared with one.
+    """Base class of RNN cells with a memory, and of their baselines.
 
     A subclass has the attributes `units`, `output_size` and `state_size`, with
-    a memory also `memory_slots` and `memory_dim`, and defines
+    a memory also `memory_slots` and `memory_dim`, and defines:
 
     - `state_names`: names of the states, the output first and one of them
       `pointer`, the number of writes;
-    - `step_draws`: how many times a step draws random numbers, and
+    - `step_draws`: number of random tensors per step, and
       `draw_step_noise(leading, seeds)`, which draws them;
-    - `recurrent_width`: the width that `recurrent_dropout` acts on;
-    - `project(weights, inputs, sequence_noise)`: all that depends on the
-      inputs alone, for any leading axes, as a dict of tensors;
+    - `recurrent_width`: the width to which `recurrent_dropout` is applied;
+    - `project(weights, inputs, sequence_noise)`: everything that depends on
+      the inputs alone, for any leading axes, as a dict of tensors;
     - `step(weights, projected, states, step_noise, sequence_noise,
-      training)`: the equations, as a `Step`.
+      training)`: the equations, as a `CellResult`.
     """
 
     state_names: tuple[str, ...] = ()
     memory_slots: int = 0
-    # Noise takes part in no result: a file may have it or not.
+    # Does not affect inference: optional in a weights file.
     optional_weights: tuple[str, ...] = ("noise_scale",)
     wide_weights: tuple[str, ...] = ("temperature", "noise_scale")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if cls is not packaged(cls):
+        if cls is not package_class(cls):
             return
-        # What `help` shows: a cell leaves what all of its kind take to a base.
+        # For `help`: cells pass shared arguments to their bases as `**kwargs`.
         rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
-        cls.__signature__ = inspect.Signature([*parameters_of(cls), rest])
+        cls.__signature__ = inspect.Signature([*init_parameters(cls), rest])
 
     def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
         super().__init__(**kwargs)
-        self.dropout = checks.rate("dropout", dropout)
-        self.recurrent_dropout = checks.rate(
+        self.dropout = validation.rate("dropout", dropout)
+        self.recurrent_dropout = validation.rate(
             "recurrent_dropout", recurrent_dropout
         )
-        self.seed = checks.seed("seed", seed)
+        self.seed = validation.seed("seed", seed)
         self.seed_generator = keras.random.SeedGenerator(
-            None if self.seed is None else noise.spread_seed(self.seed)
+            None if self.seed is None else noise.derive_seed(self.seed)
         )
         self.input_dim = None
-        # Set by a layer that has to know when weights have been loaded.
-        self.after_loading = None
+        # Set by a layer to be notified when weights have been loaded.
+        self.on_weights_loaded = None
         self._prepared = None
 
-    def keep_keras_objects(self, given):
-        """Keep activations, initializers, regularizers and constraints.
+    def set_keras_objects(self, given):
+        """Set activations, initializers, regularizers and constraints.
 
-        `given` is a dict of arguments, which may hold others too.
+        Other arguments in the dict `given` are ignored.
         """
         for name, value in given.items():
             module = _keras_module(name)
             if module is not None:
                 setattr(self, name, module.get(value))
 
-    def keep_input_shape(self, input_shape):
+    def set_input_shape(self, input_shape):
         if any(isinstance(size, (list, tuple)) for size in input_shape):
             raise ValueError(
                 f"Argument `inputs` of layer '{self.name}' must be one tensor, "
-                "and so must be what `keras.layers.RNN` around it is called "
-                f"on. Received: several, of shapes such as {input_shape[-1]}. "
-                "Join them with `keras.layers.Concatenate` before; "
-                "states are given as `initial_state=[...]`."
+                "and so must be the input of a `keras.layers.RNN` around it. "
+                f"Received: several, of shapes such as {input_shape[-1]}. "
+                "Use `keras.layers.Concatenate` to join them; states are "
+                "passed as `initial_state=[...]`."
             )
-        checks.shape(
+        validation.shape(
             "inputs",
             input_shape,
             (None, self.input_dim),
@@ -111,22 +111,22 @@ class MemoryCell(
         )
         self.input_dim = input_shape[-1]
 
-    @in_own_precision
+    @preserve_float64
     def get_initial_state(self, batch_size: Any = None) -> list:
         return [
             ops.zeros((batch_size, size), dtype=self.compute_dtype)
             for size in self.state_size
         ]
 
-    @in_own_precision
+    @preserve_float64
     def call(
         self, inputs: Any, states: list, training: bool = False
     ) -> tuple[Any, list]:
         self._check_step(inputs, states)
         inputs = ops.cast(inputs, self.compute_dtype)
-        step_noise, sequence_noise = self._noise_of_step(states, training)
-        weights = self.read_weights()
-        step = self.step(
+        step_noise, sequence_noise = self._noise_for_step(states, training)
+        weights = self.weight_tensors()
+        result = self.step(
             weights,
             self.project(weights, inputs, sequence_noise),
             states,
@@ -134,18 +134,18 @@ class MemoryCell(
             sequence_noise,
             training,
         )
-        return step.states[0], step.states
+        return result.states[0], result.states
 
-    def read_weights(self):
-        """All weights as tensors, but for `wide_weights` in the compute dtype.
+    def weight_tensors(self):
+        """All weights as tensors, cast to the compute dtype.
 
-        The cast is not left to Keras, which casts only inside `__call__`.
+        `wide_weights` are not cast. Keras itself casts only inside `__call__`.
         """
 
         def read(variable):
             if variable.name in self.wide_weights:
-                # A copy: a schedule may change the variable before torch
-                # goes backwards.
+                # A copy: a schedule may change the variable before the
+                # backward pass on torch.
                 return ops.copy(variable)
             return ops.cast(variable, self.compute_dtype)
 
@@ -157,7 +157,7 @@ class MemoryCell(
     # --- noise --------------------------------------------------------------
 
     def draw_noise(self, time, batch):
-        """Noise for a whole sequence, time first."""
+        """Noise for a whole sequence, time-major."""
         seeds = [self.seed_generator] * self.step_draws
         step_noise = self.draw_step_noise((time, batch), seeds)
         return step_noise, self._draw_sequence_noise(batch)
@@ -175,8 +175,8 @@ class MemoryCell(
             mask(self.recurrent_dropout, self.recurrent_width),
         )
 
-    def _noise_of_step(self, states, training):
-        """Noise for a single step in a loop that is not ours."""
+    def _noise_for_step(self, states, training):
+        """Noise for a single step in a foreign loop."""
         if not training:
             return StepNoise(), SequenceNoise()
         batch = ops.shape(states[0])[0]
@@ -197,21 +197,21 @@ class MemoryCell(
         return call_seed, self._draw_sequence_noise(batch)
 
     def get_dropout_mask(self, step_input):
-        """Called by `keras.layers.RNN` before its loop: prepare the noise."""
+        """Called by `keras.layers.RNN` before its loop: prepares the noise."""
         self._prepared = None
-        # Where nobody says whether this is training, draw to be safe.
+        # If it is unknown whether this is training, draw to be safe.
         if keras_private.is_training() is not False:
             self._prepared = self._prepare(ops.shape(step_input)[0])
 
     def get_recurrent_dropout_mask(self, step_input):
-        """`get_dropout_mask` has prepared this one too."""
+        """Prepared by `get_dropout_mask`."""
 
     def reset_dropout_mask(self):
         """Called by `keras.layers.RNN` after its loop."""
         self._prepared = None
 
     def reset_recurrent_dropout_mask(self):
-        """`reset_dropout_mask` has done this one too."""
+        """Done by `reset_dropout_mask`."""
 
     # --- weights ------------------------------------------------------------
 
@@ -233,7 +233,10 @@ class MemoryCell(
         )
 
     def add_kernel(self, name, kind, rows, sizes):
-        """A kernel of column blocks. `kind` says whose options govern it."""
+        """A kernel of column blocks.
+
+        `kind` selects its initializer, regularizer and constraint.
+        """
         initializer = getattr(self, f"{kind}_initializer")
         return self._add_blocks(
             name, kind, (rows, sum(sizes)), [(s, initializer) for s in sizes]
@@ -246,8 +249,8 @@ class MemoryCell(
     def _add_blocks(self, name, kind, shape, blocks):
         return self.add_weight(
             shape=shape,
-            # The number of weights so far tells this weight from the others
-            # that share its initializer.
+            # The number of weights so far distinguishes this weight from
+            # others with the same initializer.
             initializer=BlockInitializer(blocks, path=[len(self.weights)]),
             regularizer=getattr(self, f"{kind}_regularizer"),
             constraint=getattr(self, f"{kind}_constraint"),
@@ -260,11 +263,11 @@ class MemoryCell(
 
     def load_own_variables(self, store):
         load_by_name(self, self.weights, store, optional=self.optional_weights)
-        if self.after_loading is not None:
-            self.after_loading()
+        if self.on_weights_loaded is not None:
+            self.on_weights_loaded()
 
-    def config_of(self, names):
-        """The part of the config that holds the arguments `names`."""
+    def serialize_arguments(self, names):
+        """The config of the arguments `names`."""
 
         def serialized(name):
             value, module = getattr(self, name), _keras_module(name)
@@ -275,19 +278,19 @@ class MemoryCell(
     # --- checks -------------------------------------------------------------
 
     def check_state(self, arrays):
-        """Refuse a dict of NumPy arrays that no step could have left."""
+        """Raise if a dict of NumPy arrays is not a valid state."""
         check_pointer(arrays["pointer"])
 
     def _check_step(self, inputs, states):
-        checks.shape(
+        validation.shape(
             "inputs",
             inputs.shape,
             (None, self.input_dim),
             self.name,
             "(batch, features)",
         )
-        checks.real("inputs", inputs, self.name)
-        checks.states(
+        validation.real("inputs", inputs, self.name)
+        validation.states(
             "states",
             states,
             self.state_names,
@@ -297,16 +300,16 @@ class MemoryCell(
         )
 
 
-def packaged(cls):
-    """The class itself, or the first base of it that this package has."""
+def package_class(cls):
+    """The class itself, or its first base class in this package."""
     package = f"{__package__}."
     return next(c for c in cls.__mro__ if c.__module__.startswith(package))
 
 
-def parameters_of(cls):
-    """What a cell takes, its own arguments first, then those of its bases.
+def init_parameters(cls):
+    """Parameters of a cell: its own first, then those of its bases.
 
-    A base takes part as long as there are `**kwargs` to reach it by.
+    Bases count as long as `**kwargs` are passed on to them.
     """
     found = {}
     for base in cls.__mro__[: cls.__mro__.index(MemoryCell)]:
@@ -318,9 +321,9 @@ def parameters_of(cls):
     return [p for name, p in found.items() if name not in ("self", "kwargs")]
 
 
-def arguments_of(cls):
-    """Names of a cell's arguments, in order."""
-    return [parameter.name for parameter in parameters_of(cls)]
+def argument_names(cls):
+    """Names of the arguments of a cell, in order."""
+    return [parameter.name for parameter in init_parameters(cls)]
 
 
 def _keras_module(argument):
@@ -328,16 +331,17 @@ def _keras_module(argument):
 
 
 def load_by_name(layer, variables, store, optional=()):
-    """Fill `variables` from a store that holds them under their names.
+    """Assign `variables` from a store, by name.
 
     Those in `optional` may be missing on either side.
     """
     expected = {variable.name: variable for variable in variables}
     if (set(store.keys()) ^ set(expected)) - set(optional):
         raise ValueError(
-            f"The weights file does not fit layer '{layer.name}'. The layer "
+            f"The weights file does not match layer '{layer.name}'. The layer "
             f"has the weights {sorted(expected)}; the file holds "
-            f"{sorted(store.keys())}. Were both made with the same arguments?"
+            f"{sorted(store.keys())}. Were both created with the same "
+            "arguments?"
         )
     for name, variable in expected.items():
         if name in store.keys():

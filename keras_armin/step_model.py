@@ -1,4 +1,4 @@
-"""One step at a time: models whose memory lives between calls."""
+"""Models of a single step that take and return their states."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import numpy as np
 from keras import ops
 
 from keras_armin import backends
-from keras_armin import checks
-from keras_armin.cell import MemoryCell
-from keras_armin.inspection import around_cell
+from keras_armin import validation
+from keras_armin.inspection import wrap_cell
 from keras_armin.keras_private import all_layers
 from keras_armin.keras_private import run_through_graph
+from keras_armin.memory_cell import MemoryCell
 
-# What treats each step of a sequence by itself.
+# Layers that process the steps of a sequence independently.
 _STEPWISE_LAYERS = (
     keras.layers.InputLayer,
     keras.layers.Identity,
@@ -44,7 +44,7 @@ _STEPWISE_LAYERS = (
     keras.layers.Minimum,
     keras.layers.Concatenate,
 )
-# The same for what `x + y` and functions of `keras.ops` become in a model.
+# Likewise, operations of functional models, such as `x + y`.
 _STEPWISE_OPERATIONS = {
     "Add",
     "Subtract",
@@ -60,7 +60,7 @@ _STEPWISE_OPERATIONS = {
     "Silu",
     "Exp",
     "Square",
-    # What masks are made of.
+    # Operations on masks.
     "Equal",
     "NotEqual",
     "Any",
@@ -71,12 +71,13 @@ _STEPWISE_OPERATIONS = {
 
 
 class StepModel(keras.Model):
-    """A model of one step, whose states come in and go out.
+    """A model of a single step that takes and returns its states.
 
-    `keras_armin.step_model` makes it. Called on the list `[*inputs, *states]`
-    it returns `[*outputs, *new_states]`, and with `reads=True` after those the
-    slots that were read, `(batch,)` for each layer with a memory. It is an
-    ordinary Keras model, without a loop, and can be exported as such.
+    Created by `keras_armin.step_model`. Called on the list
+    `[*inputs, *states]` it returns `[*outputs, *new_states]`, followed with
+    `reads=True` by the slots that were read, `(batch,)` for each layer with a
+    memory. It is an ordinary Keras model without a loop, and can be exported
+    as such.
 
     Example:
 
@@ -90,8 +91,8 @@ class StepModel(keras.Model):
     """
 
     def __call__(self, inputs, *args, **kwargs):
-        # Keras refuses a list with arrays beside tensors, which new inputs
-        # beside states mostly are.
+        # Keras does not accept a list of arrays and tensors, which inputs and
+        # states usually are.
         inputs = [
             ops.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
             for x in inputs
@@ -99,13 +100,13 @@ class StepModel(keras.Model):
         return super().__call__(inputs, *args, **kwargs)
 
     def initial_states(self, batch_size: int = 1) -> list[np.ndarray]:
-        """What a sequence starts with, as arrays, to be handed in first."""
-        batch_size = checks.size("batch_size", batch_size)
+        """Initial states as NumPy arrays, for the first call."""
+        batch_size = validation.size("batch_size", batch_size)
         states = self.initial_tensors(batch_size)
         return [np.array(ops.convert_to_numpy(state)) for state in states]
 
     def initial_tensors(self, batch_size: int = 1) -> list:
-        """The same as tensors, also where a graph is made."""
+        """Initial states as tensors, also inside a graph."""
         return [
             state
             for layer in self._recurrent_steps
@@ -114,12 +115,12 @@ class StepModel(keras.Model):
 
     @property
     def num_states(self) -> int:
-        """How many of its inputs, and of its outputs, are states."""
+        """Number of states among the inputs, and among the outputs."""
         return sum(len(x.state_sizes) for x in self._recurrent_steps)
 
     @property
     def num_outputs(self) -> int:
-        """How many of its outputs come before the states."""
+        """Number of outputs before the states."""
         reads = sum(x.has_reads for x in self._recurrent_steps)
         return len(self.outputs) - self.num_states - reads
 
@@ -131,25 +132,24 @@ class StepModel(keras.Model):
 def step_model(
     model: keras.Model, reads: bool = False, stepwise: tuple = ()
 ) -> StepModel:
-    """From a model of sequences, a model of a single step.
+    """Convert a model of sequences into a model of a single step.
 
-    Every recurrent layer becomes one step of its cell, with the same weights;
-    states are inputs and outputs. Stepping it over a sequence gives the
-    outputs of the whole sequence, and at inference only: nothing is random.
-    Where a layer returns its last output alone, the step returns what would be
-    the last output if the sequence ended there. A `reset` that the model
-    passes to its layers is left out: to start anew, hand in
+    Each recurrent layer becomes one step of its cell, with the same weights;
+    its states are inputs and outputs. Stepping over a sequence gives the same
+    outputs as the model at inference. If a layer returns only its last output,
+    the step returns the output of a sequence that ends there. A `reset` that
+    the model passes to its layers is ignored: to restart, pass
     `initial_states()`.
 
     Args:
-        model: A built functional or `Sequential` model. Each of its inputs has
-            the shape `(batch, time, ...)`; that of the step is
+        model: A built functional or `Sequential` model. Its inputs have the
+            shape `(batch, time, ...)`; those of the step have the shape
             `(batch, ...)`.
-        reads: bool. Also return which slot each memory layer has read, -1 at a
-            masked step. Defaults to `False`.
-        stepwise: Classes of further layers in the model that treat each step
-            by itself. Layers that are not known to do so are refused.
-            Defaults to `()`.
+        reads: bool. Also return the slot that each memory layer has read, -1
+            at a masked step. Defaults to `False`.
+        stepwise: Classes of further layers in the model that process the steps
+            of a sequence independently. Unrecognised layers are rejected
+            unless listed here. Defaults to `()`.
 
     Returns:
         A `StepModel`.
@@ -160,7 +160,7 @@ def step_model(
         keras.Input(x.shape[2:], dtype=x.dtype, name=x.name)
         for x in sequence_inputs
     ]
-    walk = _Walk(reads, tuple(stepwise))
+    walk = _StepBuilder(reads, tuple(stepwise))
     outputs = walk.through(model, _with_time(model, steps))
     return StepModel(
         [*steps, *walk.states],
@@ -170,9 +170,9 @@ def step_model(
 
 
 def _with_time(model, steps):
-    """What the model is called on: a sequence of one step.
+    """The inputs of the model: sequences of one step.
 
-    An input without time, as a `reset`, has nothing to stand for it.
+    Inputs without a time axis, such as a `reset`, are placeholders.
     """
     steps = iter(steps)
 
@@ -200,8 +200,8 @@ def _without_time(model, outputs):
     ]
 
 
-class _Walk:
-    """Goes through a model and puts steps in the place of recurrent layers."""
+class _StepBuilder:
+    """Replays a model with steps in place of its recurrent layers."""
 
     def __init__(self, reads, stepwise):
         self.with_reads = reads
@@ -210,7 +210,7 @@ class _Walk:
         self._names = set()
 
     def through(self, model, inputs):
-        # A functional model also of a `Sequential`, and with flat outputs.
+        # Also converts a `Sequential`, and flattens the outputs.
         flat = keras.Model(model.inputs, model.outputs)
         return run_through_graph(flat, inputs, self._call)
 
@@ -228,16 +228,16 @@ class _Walk:
     ):
         if initial_state is not None:
             raise ValueError(
-                f"Layer '{rnn.name}' is given an `initial_state` by the model, "
-                "which a step would start from each time. Make a step model "
-                "of each part, and hand the states on yourself."
+                f"The model passes an `initial_state` to layer '{rnn.name}', "
+                "from which each step would restart. Make a step model of "
+                "each part, and pass the states between them."
             )
         step = RecurrentStep(rnn, reads=self.with_reads)
         if step.name in self._names:
             raise ValueError(
-                f"Layer '{rnn.name}' stands in the model more than once; each "
-                "place would need states of its own. Give each a layer of its "
-                "own, with the same weights."
+                f"Layer '{rnn.name}' is used more than once in the model; each "
+                "use would need its own states. Use separate layers with the "
+                "same weights."
             )
         self._names.add(step.name)
         states = [
@@ -257,21 +257,21 @@ class _Walk:
         kind = type(layer).__name__
         if not is_layer and kind in _STEPWISE_OPERATIONS:
             return
-        advice = "name its class in `stepwise` if it does"
+        advice = "list its class in `stepwise` if it does"
         if isinstance(layer, keras.layers.Bidirectional):
-            advice = "it reads from the end, which a stream does not have"
+            advice = "it starts from the end, which a stream does not have"
         raise ValueError(
-            f"A step model needs layers that treat each step by itself. Layer "
+            "A step model needs layers that process steps independently. Layer "
             f"'{layer.name}' of class {kind} is not known to: {advice}."
         )
 
 
 class RecurrentStep(keras.layers.Layer):
-    """One step of a recurrent layer, with its cell and its weights.
+    """One step of a recurrent layer, with the cell of that layer.
 
     Args:
-        rnn: A `keras.layers.RNN` of any kind.
-        reads: bool. Also return the slot read, if there is a memory.
+        rnn: A `keras.layers.RNN` or a subclass.
+        reads: bool. Also return the slot that was read, if there is a memory.
 
     Call arguments:
         sequences: Tensor of shape `(batch, 1, features)`.
@@ -280,7 +280,7 @@ class RecurrentStep(keras.layers.Layer):
 
     Returns:
         The output, with a time axis if the layer returns sequences; the list
-        of new states; the list of what was read, which may be empty.
+        of new states; the list of slots that were read, which may be empty.
     """
 
     def __init__(self, rnn, reads=False, **kwargs):
@@ -288,7 +288,7 @@ class RecurrentStep(keras.layers.Layer):
         super().__init__(**kwargs)
         if rnn.go_backwards:
             raise ValueError(
-                f"Layer '{rnn.name}' has `go_backwards=True`: it reads from "
+                f"Layer '{rnn.name}' has `go_backwards=True`: it starts from "
                 "the end, which a stream does not have."
             )
         self.supports_masking = True
@@ -300,15 +300,15 @@ class RecurrentStep(keras.layers.Layer):
             "zero_output_for_mask": rnn.zero_output_for_mask,
             "unroll": True,  # no loop around a single step
         }
-        # Not the layer itself, which may carry a state of its own.
+        # Not the layer itself, which may be stateful.
         if self.has_memory:
-            self.rnn = around_cell(rnn.cell, **flags)
+            self.rnn = wrap_cell(rnn.cell, **flags)
         else:
             self.rnn = keras.layers.RNN(
                 rnn.cell, return_state=True, dtype=rnn.dtype_policy, **flags
             )
-        # Their cell is. Keras on JAX would try to build them in every call of
-        # `predict_on_batch`.
+        # The cell is built. Keras on JAX would try to build them in every call
+        # of `predict_on_batch`.
         self.rnn.built = self.built = True
 
     @property
@@ -337,7 +337,7 @@ class RecurrentStep(keras.layers.Layer):
                 sequences, initial_state=states, mask=mask
             )
             return output, keras.tree.flatten(states), []
-        run = self.rnn._run(
+        result = self.rnn._run_loop(
             sequences,
             states,
             mask,
@@ -345,8 +345,8 @@ class RecurrentStep(keras.layers.Layer):
             reset=None,
             trace=self.has_reads,
         )
-        output = self.rnn._results(run)
-        return output, run.states, [_slot(run)] if self.has_reads else []
+        output = self.rnn._format_outputs(result)
+        return output, result.states, [_slot(result)] if self.has_reads else []
 
     def compute_mask(self, sequences, mask):
         masks = self.rnn.compute_mask(sequences, mask)
@@ -355,10 +355,10 @@ class RecurrentStep(keras.layers.Layer):
         return output, states, [None] if self.has_reads else []
 
 
-def _slot(run):
-    weights = run.read_weights[0]  # of the only step
+def _slot(result):
+    weights = result.read_weights[0]  # of the single step
     return ops.where(
-        ops.any(weights > 0, axis=-1), backends.best_slot(weights), -1
+        ops.any(weights > 0, axis=-1), backends.argmax_slot(weights), -1
     )
 
 
@@ -388,7 +388,7 @@ def _check_model(model):
     if not _has_recurrence(model):
         raise ValueError(
             f"Argument `model` must have a recurrent layer. '{model.name}' "
-            "has none: it is its own step."
+            "has none."
         )
     if all(len(x.shape) < 2 for x in model.inputs):
         raise ValueError(

@@ -1,40 +1,40 @@
-"""How TARDIS picks a slot, for TARDIS itself and for AwTA."""
+"""The addressing of TARDIS, shared by TARDIS and AwTA."""
 
 import keras
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
+from keras_armin import validation
 from keras_armin.armin_equations import times
 from keras_armin.backends import ops
-from keras_armin.baselines.heads import NORM_EPSILON
-from keras_armin.baselines.heads import unit_rows
+from keras_armin.baselines._heads import NORM_EPSILON
+from keras_armin.baselines._heads import unit_rows
 from keras_armin.normalization import layer_norm
 
-# What the slot read last loses of its logit.
+# Subtracted from the logit of the slot that was read last.
 PENALTY = 100.0
 
 
 class TARDISAddressing:
-    """Logits from a small network that sees each slot.
+    """Logits from a small network applied to each slot.
 
         logit_i = a tanh(W [x, state, key_i, M_i, u] + b)
 
-    `u` says how often each slot has been read so far. From the logit of the
-    slot read last 100 is taken off. Neither has a gradient.
+    `u` is how often each slot has been read so far. 100 is subtracted from the
+    logit of the slot read last. Neither has a gradient.
 
-    A cell that has this has `units`, `memory_slots` and `memory_dim`, keeps
-    the states `usage` and `last_read`, and computes what comes of `x` and `b`.
+    A mixin for cells with `units`, `memory_slots` and `memory_dim`, and the
+    states `usage` and `last_read`, which compute the part of `x` and `b`.
     """
 
-    def keep_addressing(self, key_dim, address_units):
-        self.key_dim = checks.size("key_dim", key_dim)
-        self.address_units = checks.size_or(
+    def set_addressing(self, key_dim, address_units):
+        self.key_dim = validation.size("key_dim", key_dim)
+        self.address_units = validation.size_or_default(
             "address_units", address_units, max(1, self.units // 4)
         )
 
     @property
     def address_states(self):
-        """Sizes of the states, by name: how often, and which slot last."""
+        """Sizes of the states by name: read counts, and the last slot."""
         digits = memory_ops.POINTER_DIGITS
         return {"usage": self.memory_slots * digits, "last_read": digits}
 
@@ -87,8 +87,7 @@ class TARDISAddressing:
         vector = ops.cast(weights["address_vector"], wide)
         logits = ops.matmul(hidden, vector)[..., 0]
         if self.layer_norm:
-            # Before the penalty: normalised together with it, all others
-            # would be equal.
+            # Before the penalty, which would make all others nearly equal.
             logits = layer_norm(
                 logits,
                 [self.memory_slots],
@@ -98,14 +97,14 @@ class TARDISAddressing:
         logits = logits - PENALTY * self._last(last_read, wide)
         return unit_rows(logits) if self.released else logits
 
-    def tempered(self, logits, gumbel, weights):
-        """Scores from logits: with noise, divided by the temperature."""
+    def apply_temperature(self, logits, gumbel, weights):
+        """Scores: logits with noise, divided by the temperature."""
         if gumbel is not None:
             gumbel = ops.cast(gumbel, logits.dtype)
             logits = logits + times(gumbel, weights.get("noise_scale"))
         return logits / ops.cast(weights["temperature"], logits.dtype)
 
-    def note_read(self, read, usage):
+    def record_read(self, read, usage):
         """The states after a read of a slot `(batch,)`, or by weights."""
         slot = read if len(read.shape) == 1 else ops.argmax(read, -1)
         slot = ops.cast(slot, "int32")
@@ -115,7 +114,7 @@ class TARDISAddressing:
         size = self.address_states["usage"]
         return [
             ops.reshape(counts, (-1, size)),
-            # Zero is for no slot yet.
+            # Zero means that no slot has been read.
             memory_ops.count_to_pointer(slot + 1, usage.dtype),
         ]
 

@@ -1,4 +1,4 @@
-"""Temperature and noise that follow a schedule while a layer trains."""
+"""Memory layers whose temperature and noise follow a schedule."""
 
 from typing import Any
 
@@ -6,26 +6,29 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_armin import checks
-from keras_armin.recurrent import MemoryRNN
+from keras_armin import validation
+from keras_armin.memory_rnn import MemoryRNN
 
-# What a layer may give a schedule, and what that may fall to: dividing by a
+# Arguments that may be schedules, and the smallest values they may take: a
 # temperature of 0 would give NaN.
-LOWEST = {"temperature": 1e-3, "noise_scale": 0.0}
-_CHECKS = {"temperature": checks.positive, "noise_scale": checks.not_negative}
-_TAKES = {"temperature": "above 0", "noise_scale": "from 0 on"}
+MINIMUM = {"temperature": 1e-3, "noise_scale": 0.0}
+_CHECKS = {
+    "temperature": validation.positive,
+    "noise_scale": validation.not_negative,
+}
+_TAKES = {"temperature": "above 0", "noise_scale": "of at least 0"}
 
 
-class TemperedRNN(MemoryRNN):
-    """A layer whose cell may have a temperature and noise, with schedules."""
+class AnnealedRNN(MemoryRNN):
+    """A memory layer with schedules for the temperature and the noise."""
 
     temperature_schedule: LearningRateSchedule | None = None
     noise_scale_schedule: LearningRateSchedule | None = None
     temperature_step: keras.Variable | None = None
     noise_scale_step: keras.Variable | None = None
 
-    def keep_schedules(self, schedules):
-        """Follow `schedules`, as `split_schedules` gives them."""
+    def set_schedules(self, schedules):
+        """Set the schedules that `split_schedules` returns."""
         for name, schedule in schedules.items():
             setattr(self, f"{name}_schedule", schedule)
         if "noise_scale" in schedules:
@@ -33,8 +36,8 @@ class TemperedRNN(MemoryRNN):
 
     @property
     def schedules(self) -> dict[str, LearningRateSchedule]:
-        """The schedules that the layer follows, by what they set."""
-        found = {name: getattr(self, f"{name}_schedule") for name in LOWEST}
+        """The schedules of the layer, by the name of the weight they set."""
+        found = {name: getattr(self, f"{name}_schedule") for name in MINIMUM}
         return {name: x for name, x in found.items() if x is not None}
 
     def build(self, sequences_shape, initial_state_shape=None):
@@ -58,20 +61,19 @@ class TemperedRNN(MemoryRNN):
         reset: Any = None,
     ) -> Any:
         if training:
-            self._follow_schedules()
+            self._apply_schedules()
         return super().call(sequences, initial_state, mask, training, reset)
 
-    def _follow_schedules(self):
+    def _apply_schedules(self):
         for name, schedule in self.schedules.items():
             variable = getattr(self.cell, name)
             step = getattr(self, f"{name}_step")
             value = ops.cast(schedule(step.value), variable.dtype)
-            variable.assign(ops.maximum(value, LOWEST[name]))
+            variable.assign(ops.maximum(value, MINIMUM[name]))
             step.assign_add(1)
 
     def load_own_variables(self, store):
-        # Whether something follows a schedule is no part of the contract:
-        # either kind of layer loads what the other saved.
+        # Layers with and without schedules load each other's weights.
         for variable in self._own_weights():
             if variable.name in store.keys():
                 variable.assign(store[variable.name])
@@ -84,12 +86,12 @@ class TemperedRNN(MemoryRNN):
 
 
 def split_schedules(arguments):
-    """The arguments with numbers to start with, and the schedules among them.
+    """Split arguments into initial numbers and schedules.
 
     A schedule may also be given as its config.
     """
     numbers, schedules = dict(arguments), {}
-    for name in LOWEST:
+    for name in MINIMUM:
         if name not in arguments:
             continue
         schedule = _as_schedule(arguments[name])
@@ -101,7 +103,7 @@ def split_schedules(arguments):
             numbers[name] = _CHECKS[name](name, arguments[name], takes)
         else:
             first = float(ops.convert_to_numpy(schedule(0)))
-            numbers[name] = max(first, LOWEST[name])
+            numbers[name] = max(first, MINIMUM[name])
             schedules[name] = schedule
     return numbers, schedules
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, each with the argument's name in its message."""
+"""Validation of arguments, with their names in the error messages."""
 
 import math
 import numbers
@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 
-def _say(name, value, takes):
+def _message(name, value, takes):
     return (
         f"Argument `{name}` must be {takes}. "
         f"Received: {name}={value!r} (of type {type(value).__name__})"
@@ -19,16 +19,16 @@ def _is_bool(value):
 
 
 def size(name, value):
-    """A positive integer; NumPy integers are welcome, bools are not."""
+    """A positive integer, NumPy integers included, bools excluded."""
     if _is_bool(value) or not isinstance(value, numbers.Integral):
-        raise TypeError(_say(name, value, "a positive integer"))
+        raise TypeError(_message(name, value, "a positive integer"))
     if value <= 0:
-        raise ValueError(_say(name, value, "a positive integer"))
+        raise ValueError(_message(name, value, "a positive integer"))
     return int(value)
 
 
-def size_or(name, value, default):
-    """As `size`, or the default for `None`."""
+def size_or_default(name, value, default):
+    """A positive integer, or the default for `None`."""
     return default if value is None else size(name, value)
 
 
@@ -37,35 +37,35 @@ def memory_dim(value, units):
     if isinstance(value, str):
         choice("memory_dim", value, ("half",))
         return -(-units // 2)
-    return size_or("memory_dim", value, units)
+    return size_or_default("memory_dim", value, units)
 
 
 def _real(name, value, takes):
     if _is_bool(value) or not isinstance(value, numbers.Real):
-        raise TypeError(_say(name, value, takes))
+        raise TypeError(_message(name, value, takes))
     return float(value)
 
 
 def rate(name, value):
-    """A probability that leaves something over: in [0, 1)."""
+    """A probability below 1."""
     takes = "a number in [0, 1)"
     number = _real(name, value, takes)
     if not 0.0 <= number < 1.0:
-        raise ValueError(_say(name, value, takes))
+        raise ValueError(_message(name, value, takes))
     return number
 
 
 def positive(name, value, takes="a finite number above 0"):
     number = _real(name, value, takes)
     if not (number > 0.0 and math.isfinite(number)):
-        raise ValueError(_say(name, value, takes))
+        raise ValueError(_message(name, value, takes))
     return number
 
 
-def not_negative(name, value, takes="a finite number, 0 or above"):
+def not_negative(name, value, takes="a finite number of at least 0"):
     number = _real(name, value, takes)
     if not (number >= 0.0 and math.isfinite(number)):
-        raise ValueError(_say(name, value, takes))
+        raise ValueError(_message(name, value, takes))
     return number
 
 
@@ -75,13 +75,13 @@ _ANNEALING = {
 }
 
 
-def number_of_cell(name, value, check):
-    """What a layer may give a schedule, and a cell may not."""
+def cell_scalar(name, value, check):
+    """A number that is a schedule in a layer only."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
     if isinstance(value, (schedule, dict)):
         raise TypeError(
             f"Argument `{name}` of a cell must be a number: a cell cannot "
-            f"count training steps. Received: {name}={value!r}. Give a "
+            f"count training steps. Received: {name}={value!r}. Pass a "
             "schedule to the layer, or use the callback "
             f"`keras_armin.callbacks.{_ANNEALING[name]}`."
         )
@@ -89,25 +89,25 @@ def number_of_cell(name, value, check):
 
 
 def count(name, value):
-    """A whole number from 0 on."""
-    takes = "a whole number from 0 on"
+    """A non-negative integer."""
+    takes = "a non-negative integer"
     if _is_bool(value) or not isinstance(value, numbers.Integral):
-        raise TypeError(_say(name, value, takes))
+        raise TypeError(_message(name, value, takes))
     if value < 0:
-        raise ValueError(_say(name, value, takes))
+        raise ValueError(_message(name, value, takes))
     return int(value)
 
 
 def flag(name, value):
     if not _is_bool(value):
-        raise TypeError(_say(name, value, "True or False"))
+        raise TypeError(_message(name, value, "True or False"))
     return bool(value)
 
 
 def choice(name, value, options):
     if not isinstance(value, str) or value not in options:
         takes = "one of " + ", ".join(repr(option) for option in options)
-        raise ValueError(_say(name, value, takes))
+        raise ValueError(_message(name, value, takes))
     return value
 
 
@@ -115,42 +115,42 @@ def seed(name, value):
     if value is None:
         return None
     if _is_bool(value) or not isinstance(value, numbers.Integral):
-        raise TypeError(_say(name, value, "an integer or None"))
+        raise TypeError(_message(name, value, "an integer or None"))
     return int(value)
 
 
 def real(name, value, layer_name):
-    """Numbers of any dtype are cast, but for complex ones."""
+    """Raise unless the dtype can be cast to a real one."""
     try:
         dtype = keras.backend.standardize_dtype(value.dtype)
-    except ValueError:  # what only NumPy has
+    except ValueError:  # dtypes of NumPy only
         dtype = str(value.dtype)
     if dtype.startswith(("float", "bfloat", "int", "uint", "bool")):
         return
     advice = (
-        "Text needs a `keras.layers.TextVectorization` and a "
-        "`keras.layers.Embedding` before the layer."
+        "Use `keras.layers.TextVectorization` and `keras.layers.Embedding` "
+        "for text."
     )
     if dtype.startswith("complex"):
-        advice = "Real and imaginary parts can be features of their own."
+        advice = "Pass real and imaginary parts as separate features."
     raise TypeError(
         f"Argument `{name}` of layer '{layer_name}' must hold real numbers. "
         f"Received: {name} of dtype {dtype}. {advice}"
     )
 
 
-def one_tensor(name, value, layer_name):
-    """Not several; `value` may also be their shapes."""
+def single_tensor(name, value, layer_name):
+    """Raise for several tensors, or their shapes."""
     if isinstance(value, (list, tuple, dict)):
         raise ValueError(
             f"Argument `{name}` of layer '{layer_name}' must be one tensor. "
             f"Received: {len(value)} of them. `keras.layers.Concatenate` "
-            "joins features; states are given as `initial_state=[...]`."
+            "joins features; states are passed as `initial_state=[...]`."
         )
 
 
 def shape(name, got, expected, layer_name, meaning):
-    """Compare static shapes; `None` in either fits anything."""
+    """Compare static shapes; `None` in either matches any size."""
     fits = len(got) == len(expected) and all(
         g is None or e is None or g == e for g, e in zip(got, expected)
     )
@@ -171,17 +171,17 @@ def states(
     layer_name,
     partial=False,
 ):
-    """A list of states with their shapes `(batch, size)`.
+    """Check a list of states of the shapes `(batch, size)` and return it.
 
-    If it may be `partial`, None stands for a state that is not given, and a
-    dict from names to those that are will do. It is returned as a list.
+    If it may be `partial`, states may be None, and a dict of states by name is
+    accepted too. It is returned as a list.
     """
     takes = f"a list of {len(state_names)} tensors: {', '.join(state_names)}"
     got = type(value).__name__
     if partial:
         takes += (
-            ", with None for what is not given; or a dict with some of these "
-            "names as keys"
+            ", or None where a state is not given; or a dict with some of "
+            "these names as keys"
         )
         if isinstance(value, dict):
             got = f"a dict with the keys {list(value)}"

@@ -1,9 +1,9 @@
-"""Keeps what flows back through many steps finite.
+"""Clips gradients that pass through many steps, so that they stay finite.
 
-A step may stretch a gradient: a layer norm over zeros has a slope of
-1 / sqrt(1e-3) = 32, and 32 ** 50 is no float32. Where such factors would
-multiply up from step to step, the gradient is clipped, element by element, at
-a size that it has only when it is about to overflow.
+A step may amplify a gradient: a layer norm over zeros has a slope of
+1 / sqrt(1e-3) = 32, and 32 ** 50 overflows float32. Where such factors would
+accumulate from step to step, the gradient is clipped element by element, at a
+size that it reaches only when it is about to overflow.
 """
 
 import keras
@@ -32,26 +32,26 @@ def largest_gradient(dtype):
     return LARGEST_GRADIENT
 
 
-def bounded(x):
-    """`x` itself; its gradient is clipped on the way back."""
+def clip_gradient(x):
+    """Return `x` unchanged and clip its gradient."""
     return backends.clip_gradient(x, largest_gradient(x.dtype))
 
 
-def bound(d_x):
-    """The gradient as `bounded` would hand it back, for one taken by hand."""
+def clip_gradient_backward(d_x):
+    """The backward pass of `clip_gradient`."""
     largest = largest_gradient(d_x.dtype)
     return ops.clip(d_x, -largest, largest)
 
 
-def bounded_factor(x):
-    """`x`, kept small enough to be multiplied with its like in float32."""
+def clip_factor(x):
+    """Clip `x` so that products of two such tensors fit into float32."""
     if keras.backend.standardize_dtype(x.dtype) == "float16":
-        # It holds nothing that large.
+        # No float16 is that large.
         return x
     return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def undo_bounded_factor(y, d_y):
-    """The gradient of `x` from that of `y`, which is `bounded_factor(x)`."""
+def clip_factor_backward(y, d_y):
+    """The gradient of `x`, given that of `y = clip_factor(x)`."""
     free = (y > -LARGEST_FACTOR) & (y < LARGEST_FACTOR)
     return ops.where(free, d_y, ops.zeros_like(d_y))

@@ -1,7 +1,4 @@
-"""The base of every memory layer: what happens around the cell's equations.
-
-The cells are those of `keras_armin.cell.MemoryCell`.
-"""
+"""The base class of all memory layers, for cells of class `MemoryCell`."""
 
 from typing import Any
 from typing import NamedTuple
@@ -11,17 +8,17 @@ import numpy as np
 from keras import ops
 
 from keras_armin import backends
-from keras_armin import checks
 from keras_armin import keras_private
-from keras_armin import memory as memory_ops
-from keras_armin.cell import load_by_name
-from keras_armin.keras_private import in_own_precision
+from keras_armin import memory_ops
+from keras_armin import validation
+from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_cell import load_by_name
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 
 
-class Run(NamedTuple):
-    """What a whole loop gives back, time first."""
+class LoopResult(NamedTuple):
+    """The results of a loop over a sequence, time-major."""
 
     states: list
     outputs: Any = None
@@ -29,43 +26,43 @@ class Run(NamedTuple):
     write_weights: Any = None
 
 
-class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
+class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
     """`keras.layers.RNN` for cells with a memory.
 
-    It differs from its base in this:
+    It differs from its base class as follows:
 
     - Noise is drawn for the whole sequence before the loop, and everything
       that depends on the inputs alone is computed there too.
-    - A mask attached to the inputs counts also beside `initial_state`. What
-      masked steps hold, NaN included, reaches neither outputs nor gradients.
-      A masked step repeats the output before it: that of the carried state
-      if it is the first.
-    - `stateful=True` carries the state on every backend, JAX included.
-      `reset_state()` restores the cell's true initial state.
-    - Saved weights hold no state, so they load at any batch size; loading
-      resets the state.
-    - Of `initial_state` some parts may be given, and the others left out.
-    - With `go_backwards`, the mask handed on is turned round with the outputs.
+    - A mask attached to the inputs is also used together with
+      `initial_state`. The contents of masked steps, including NaN, affect
+      neither outputs nor gradients. A masked step repeats the previous
+      output: that of the initial state if it is the first step.
+    - `stateful=True` carries the state on every backend, including JAX.
+      `reset_state()` restores the initial state of the cell.
+    - Saved weights do not include the state, so they load with any batch
+      size; loading resets the state.
+    - `initial_state` may be given in part.
+    - With `go_backwards`, the output mask is reversed like the outputs.
 
     Call arguments:
         sequences: Tensor of shape `(batch, time, features)`.
         initial_state: List of state tensors to start from, or a dict of them
-            by the names in `cell.state_names`. What is None, or missing in
-            the dict, starts from the cell's initial state, also where the
-            layer is stateful.
+            by the names in `cell.state_names`. States that are None, or
+            missing in the dict, start from the initial state of the cell,
+            also if the layer is stateful.
         mask: Bool tensor of shape `(batch, time)`; `False` skips a step.
-        training: bool. Whether noise, dropout and zoneout are at work. On
-            PyTorch, `train()` and `eval()` choose where nobody gives it.
+        training: bool. Whether to apply noise, dropout and zoneout. On
+            PyTorch, `train()` and `eval()` set its default.
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
-            steps of samples, that start from the initial state. A reset also
-            takes place at a masked step.
+            steps of samples, that restart from the initial state. Masked
+            steps are reset too.
     """
 
     def __init__(self, cell, **kwargs):
         super().__init__(cell, **kwargs)
-        # The initial state may be learnt: it is known only after the cell's
-        # weights, which are loaded after the layer's own.
-        cell.after_loading = self.reset_state
+        # A trained initial state is known only once the weights of the cell
+        # are loaded, which is after those of the layer.
+        cell.on_weights_loaded = self.reset_state
 
     def build(self, sequences_shape, initial_state_shape=None):
         self._check_sequences_shape(sequences_shape)
@@ -80,13 +77,13 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
             raise ValueError(
                 f"Layer '{self.name}' has `stateful=True` and so needs a "
                 "fixed batch size. Received: `sequences` with an unknown one. "
-                "Give it with `keras.Input(batch_shape=(batch, time, "
+                "Set it with `keras.Input(batch_shape=(batch, time, "
                 "features))` or call the layer on data first."
             )
         self._expected_batch_size = batch_size
-        # Tracked, unlike what the base class makes: JAX carries only what is.
-        # `weights` and the saving methods leave them out again. Not by
-        # `add_weight`, which takes no layout.
+        # Tracked, unlike those of the base class, because JAX updates only
+        # tracked variables; excluded from `weights` and from saving. Not
+        # created by `add_weight`, which takes no layout.
         self.states = [
             keras.Variable(
                 "zeros",
@@ -94,7 +91,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
                 dtype=self.variable_dtype,
                 trainable=False,
                 autocast=False,
-                layout=_layout_of_samples(batch_size, size),
+                layout=_batch_layout(batch_size, size),
                 name=f"state_{name}",
             )
             for name, size in zip(self.cell.state_names, self.state_size)
@@ -102,8 +99,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         self.reset_state()
 
     def __call__(self, *args, **kwargs):
-        # At once: Keras would take apart, or turn into tensors, what is not
-        # one.
+        # Before Keras converts or unpacks what is not a tensor.
         for sequences in args[:1] or [kwargs.get("sequences")]:
             self._check_kind(sequences)
         return super().__call__(*args, **kwargs)
@@ -112,7 +108,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         self._check_sequences(sequences)
         initial_state = args[0] if args else kwargs.get("initial_state")
         if initial_state is not None:
-            self._given_states(initial_state, sequences.shape[0])
+            self._check_initial_state(initial_state, sequences.shape[0])
         for name in ("mask", "reset"):
             if kwargs.get(name) is not None:
                 self._check_flags(name, kwargs[name], sequences)
@@ -134,46 +130,46 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         training: bool = False,
         reset: Any = None,
     ) -> Any:
-        run = self._run(sequences, initial_state, mask, training, reset)
+        result = self._run_loop(sequences, initial_state, mask, training, reset)
         if self.stateful:
-            for variable, state in zip(self.states, run.states):
-                # On JAX a gradient would pass through the variable, if the
-                # layer is called twice in what is differentiated.
+            for variable, state in zip(self.states, result.states):
+                # On JAX a gradient would pass through the variable if the
+                # layer is called twice.
                 state = ops.stop_gradient(state)
                 variable.assign(ops.cast(state, variable.dtype))
-        return self._results(run)
+        return self._format_outputs(result)
 
-    def _results(self, run):
+    def _format_outputs(self, result):
         if self.return_sequences:
-            output = ops.swapaxes(run.outputs, 0, 1)
-        elif self.zero_output_for_mask and run.outputs is not None:
-            output = run.outputs[-1]
+            output = ops.swapaxes(result.outputs, 0, 1)
+        elif self.zero_output_for_mask and result.outputs is not None:
+            output = result.outputs[-1]
         else:
-            output = run.states[0]
+            output = result.states[0]
         output = ops.cast(output, self.compute_dtype)
         if not self.return_state:
             return output
-        states = [ops.cast(s, self.compute_dtype) for s in run.states]
+        states = [ops.cast(s, self.compute_dtype) for s in result.states]
         return output, *states
 
-    @in_own_precision
-    def _run(
+    @preserve_float64
+    def _run_loop(
         self, sequences, initial_state, mask, training, reset, trace=False
-    ) -> Run:
+    ) -> LoopResult:
         self._check_sequences(sequences)
-        mask = self._find_mask(sequences, mask)
-        reset = self._find_reset(sequences, reset)
+        mask = self._resolve_mask(sequences, mask)
+        reset = self._resolve_reset(sequences, reset)
         if self.stateful:
             sequences = self._check_batch_size(sequences)
-        start = self._start(sequences, initial_state)
+        start = self._initial_state_for(sequences, initial_state)
         if reset is not None and len(reset.shape) == 1:
-            anew = self._start_anew(ops.shape(sequences)[0])
-            start, reset = _choose(reset[:, None], anew, start), None
+            initial = self._cell_initial_state(ops.shape(sequences)[0])
+            start, reset = _where(reset[:, None], initial, start), None
         sequences = ops.cast(sequences, self.cell.compute_dtype)
-        sequences, mask, reset = self._in_time_order(sequences, mask, reset)
+        sequences, mask, reset = self._to_time_major(sequences, mask, reset)
         if mask is not None:
-            # A NaN in a masked step would come back through the gradient of
-            # the weights, as 0 * NaN.
+            # A NaN in a masked step would reach the gradient of the weights,
+            # as 0 * NaN.
             sequences = ops.where(
                 mask, sequences, ops.zeros((), dtype=sequences.dtype)
             )
@@ -191,44 +187,52 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
             trace=trace,
         )
 
-    def _loop(self, sequences, states, **arguments) -> Run:
-        """Run the cell. A subclass may know a faster way."""
+    def _loop(self, sequences, states, **arguments) -> LoopResult:
+        """Run the cell. A subclass may have a faster implementation."""
         return run_cell(
             self.cell, sequences, states, unroll=self.unroll, **arguments
         )
 
-    def _start(self, sequences, initial_state):
+    def _initial_state_for(self, sequences, initial_state):
         if initial_state is not None:
-            states = self._given_states(initial_state, sequences.shape[0])
-            if not all(_is(state) for state in states):
-                anew = self._start_anew(ops.shape(sequences)[0])
-                states = [s if _is(s) else new for s, new in zip(states, anew)]
+            states = self._check_initial_state(
+                initial_state, sequences.shape[0]
+            )
+            if not all(_given(state) for state in states):
+                initial = self._cell_initial_state(ops.shape(sequences)[0])
+                states = [
+                    s if _given(s) else new for s, new in zip(states, initial)
+                ]
         elif self.stateful:
-            # Copies: the variables change before torch goes backwards.
+            # Copies: the variables change before the backward pass on torch.
             states = [ops.copy(variable) for variable in self.states]
         else:
-            return self._start_anew(ops.shape(sequences)[0])
+            return self._cell_initial_state(ops.shape(sequences)[0])
         return [ops.cast(s, self.cell.compute_dtype) for s in states]
 
-    def _start_anew(self, batch):
+    def _cell_initial_state(self, batch):
         states = self.get_initial_state(batch)
         return [ops.cast(s, self.cell.compute_dtype) for s in states]
 
-    def _in_time_order(self, sequences, mask, reset):
-        """Time first, in the order of processing; masks get a last axis."""
+    def _to_time_major(self, sequences, mask, reset):
+        """Time-major, in the order of processing; masks get a last axis."""
 
-        def turn(x):
+        def to_time_major(x):
             x = ops.swapaxes(x, 0, 1)
             return ops.flip(x, axis=0) if self.go_backwards else x
 
-        def turn_mask(x):
-            return None if x is None else ops.expand_dims(turn(x), -1)
+        def mask_to_time_major(x):
+            return None if x is None else ops.expand_dims(to_time_major(x), -1)
 
-        return turn(sequences), turn_mask(mask), turn_mask(reset)
+        return (
+            to_time_major(sequences),
+            mask_to_time_major(mask),
+            mask_to_time_major(reset),
+        )
 
-    def _find_mask(self, sequences, mask):
+    def _resolve_mask(self, sequences, mask):
         if mask is None:
-            # Keras fills in `mask` only for a layer called on one tensor.
+            # Keras sets `mask` only for a layer called on a single tensor.
             mask = keras_private.attached_mask(sequences)
         if mask is None:
             return None
@@ -236,8 +240,8 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         self._check_flags("mask", mask, sequences)
         return mask
 
-    def _find_reset(self, sequences, reset):
-        """True at a sample, or a step of it, that starts anew."""
+    def _resolve_reset(self, sequences, reset):
+        """True at samples, or steps, that restart from the initial state."""
         if reset is None:
             return None
         reset = ops.cast(reset, "bool")
@@ -248,7 +252,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         return list(self.cell.get_initial_state(batch_size=batch_size))
 
     def reset_state(self) -> None:
-        """Start anew: every sample gets the cell's initial state."""
+        """Restart all samples from the initial state of the cell."""
         if self.states is None:
             return
         initial_state = self.get_initial_state(self._expected_batch_size)
@@ -256,20 +260,20 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
             variable.assign(ops.cast(value, variable.dtype))
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """The carried state: a dict from its names to NumPy arrays.
+        """The carried state, as a dict of NumPy arrays by name.
 
-        Under `keras.distribution` and `tf.distribute` it is that of the
-        samples of all devices, in the order of the batch; of those of this
-        process, if TensorFlow or torch run several.
+        Under `keras.distribution` and `tf.distribute` it contains the samples
+        of all devices, in the order of the batch; if TensorFlow or torch run
+        several processes, those of this process.
         """
         self._check_has_state("get_state")
         return {
-            name: backends.gather(variable)
+            name: backends.gather_state(variable)
             for name, variable in zip(self.cell.state_names, self.states)
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, a dict such as `get_state()` gives."""
+        """Continue from `state`, a dict as returned by `get_state()`."""
         self._check_has_state("set_state")
         names = self.cell.state_names
         if not isinstance(state, dict) or set(state) != set(names):
@@ -281,13 +285,13 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         arrays = {name: ops.convert_to_numpy(state[name]) for name in names}
         for (name, array), variable in zip(arrays.items(), self.states):
             batch, size = variable.shape
-            expected = batch * backends.copies(variable), size
+            expected = batch * backends.num_replicas(variable), size
             self._check_shape(
                 f"state[{name!r}]", array, expected, "(batch, size)"
             )
         self.cell.check_state(arrays)
         for array, variable in zip(arrays.values(), self.states):
-            backends.scatter(variable, array)
+            backends.scatter_state(variable, array)
 
     @property
     def weights(self):
@@ -311,20 +315,20 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         self._check_sequences_shape(sequences.shape)
 
     def _check_kind(self, sequences):
-        advice = backends.how_to_pad(sequences)
+        advice = backends.padding_advice(sequences)
         if advice is not None:
             raise TypeError(
                 f"Argument `sequences` of layer '{self.name}' must be a dense "
                 "tensor of shape (batch, time, features). Received: a "
                 f"`{type(sequences).__name__}`. {advice}"
             )
-        checks.one_tensor("sequences", sequences, self.name)
+        validation.single_tensor("sequences", sequences, self.name)
         if hasattr(sequences, "dtype"):
-            checks.real("sequences", sequences, self.name)
+            validation.real("sequences", sequences, self.name)
 
     def _check_sequences_shape(self, shape):
         if any(isinstance(size, (list, tuple)) for size in shape):
-            checks.one_tensor("sequences", shape, self.name)
+            validation.single_tensor("sequences", shape, self.name)
         if len(shape) == 2:
             raise ValueError(
                 f"Argument `sequences` of layer '{self.name}' must have shape "
@@ -334,7 +338,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
                 "`keras.layers.Embedding`."
             )
         features = getattr(self.cell, "input_dim", None)
-        checks.shape(
+        validation.shape(
             "sequences",
             shape,
             (None, None, features),
@@ -350,8 +354,8 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
             raise ValueError(
                 f"Layer '{self.name}' has `unroll=True` and so needs a known "
                 "number of time steps. Received: `sequences` of shape "
-                f"{tuple(shape)}. Give the length in `keras.Input`, or leave "
-                "`unroll` out."
+                f"{tuple(shape)}. Set the length in `keras.Input`, or use "
+                "`unroll=False`."
             )
         if shape[1] == 0:
             raise ValueError(
@@ -359,9 +363,9 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
                 f"least one time step. Received: shape {tuple(shape)}"
             )
 
-    def _given_states(self, initial_state, batch_size):
-        """A list, with None for each state that is not given."""
-        return checks.states(
+    def _check_initial_state(self, initial_state, batch_size):
+        """A list, with None for each missing state."""
+        return validation.states(
             "initial_state",
             initial_state,
             self.cell.state_names,
@@ -379,7 +383,7 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         self._check_shape(name, value, sequences.shape[:axes], meaning)
 
     def _check_shape(self, name, value, expected, meaning):
-        checks.shape(name, value.shape, expected, self.name, meaning)
+        validation.shape(name, value.shape, expected, self.name, meaning)
 
     def _check_batch_size(self, sequences):
         expected = self._expected_batch_size
@@ -418,8 +422,8 @@ class MemoryRNN(backends.ModeOfModule, keras.layers.RNN):
         return cls(**config)
 
 
-def _layout_of_samples(batch_size, size):
-    """Each device holds the state of its own samples; None for one device."""
+def _batch_layout(batch_size, size):
+    """Shards states like the batch; None without a distribution."""
     distribution = keras.distribution.distribution()
     if distribution is None or batch_size % distribution.num_model_replicas:
         return None
@@ -438,32 +442,34 @@ def run_cell(
     zero_output_for_mask=False,
     keep_outputs=True,
     trace=False,
-) -> Run:
+) -> LoopResult:
     """Run a cell along the first axis of `sequences` `(time, batch, ...)`.
 
     `mask` and `reset` have the shape `(time, batch, 1)`.
     """
     if trace and not cell.memory_slots:
-        raise TypeError(f"Cell '{cell.name}' has no memory to be traced.")
+        raise TypeError(f"Cell '{cell.name}' has no memory to trace.")
     time, batch = ops.shape(sequences)[:2]
     step_noise, sequence_noise = StepNoise(), SequenceNoise()
     if training:
         step_noise, sequence_noise = cell.draw_noise(time, batch)
-    weights = cell.read_weights()
+    weights = cell.weight_tensors()
     projected = cell.project(weights, sequences, sequence_noise)
-    drawn = {k: v for k, v in step_noise._asdict().items() if _is(v)}
-    anew = cell.get_initial_state(batch_size=batch) if _is(reset) else None
+    drawn = {k: v for k, v in step_noise._asdict().items() if _given(v)}
+    initial = (
+        cell.get_initial_state(batch_size=batch) if _given(reset) else None
+    )
     # One flat list for the loop: projections, noise, then mask and reset.
     per_step = [*projected.values(), *drawn.values()]
-    per_step += [x for x in (mask, reset) if _is(x)]
+    per_step += [x for x in (mask, reset) if _given(x)]
 
     def step(states, inputs):
         inputs = iter(inputs)
         projected_t = {name: next(inputs) for name in projected}
         noise_t = StepNoise(**{name: next(inputs) for name in drawn})
-        live = next(inputs) if _is(mask) else None
-        if _is(reset):
-            states = _choose(next(inputs), anew, states)
+        valid = next(inputs) if _given(mask) else None
+        if _given(reset):
+            states = _where(next(inputs), initial, states)
         result = cell.step(
             weights, projected_t, states, noise_t, sequence_noise, training
         )
@@ -473,28 +479,28 @@ def run_cell(
                 memory_ops.as_weights(where, cell.memory_slots)
                 for where in (result.read, result.written)
             ]
-        if live is None:
+        if valid is None:
             return result.states, kept, []
-        new_states = _choose(live, result.states, states)
+        new_states = _where(valid, result.states, states)
         if keep_outputs and not zero_output_for_mask:
             kept[0] = new_states[0]
-            return new_states, kept[:1] + _blank(live, kept[1:]), []
-        return new_states, _blank(live, kept), []
+            return new_states, kept[:1] + _zero_masked(valid, kept[1:]), []
+        return new_states, _zero_masked(valid, kept), []
 
     states, kept, _ = backends.scan(step, states, per_step, unroll=unroll)
     outputs = kept.pop(0) if keep_outputs else None
-    return Run(states, outputs, *kept)
+    return LoopResult(states, outputs, *kept)
 
 
-def _is(value):
+def _given(value):
     return value is not None
 
 
-def _choose(condition, yes, no):
+def _where(condition, yes, no):
     return [
         ops.where(condition, ops.cast(y, n.dtype), n) for y, n in zip(yes, no)
     ]
 
 
-def _blank(live, tensors):
-    return [ops.where(live, x, ops.zeros_like(x)) for x in tensors]
+def _zero_masked(valid, tensors):
+    return [ops.where(valid, x, ops.zeros_like(x)) for x in tensors]

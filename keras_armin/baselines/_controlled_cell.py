@@ -1,34 +1,34 @@
-"""What NTM, DNC and SAM share: an LSTM that works heads on a memory."""
+"""The base class of NTM, DNC and SAM: an LSTM that controls heads."""
 
 import numpy as np
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
+from keras_armin import validation
 from keras_armin.armin_equations import affine
 from keras_armin.backends import ops
-from keras_armin.baselines.initial_states import InitialStates
-from keras_armin.baselines.lstm_cell import LSTMDrivenCell
-from keras_armin.baselines.lstm_cell import count_step
-from keras_armin.bounds import bounded
-from keras_armin.cell import Step
+from keras_armin.baselines._initial_states import InitialStates
+from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
+from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.gradient_clipping import clip_gradient
+from keras_armin.memory_cell import CellResult
 
 VARIANTS = ("published", "released")
-# Head pre-activations beyond this only overflow.
+# Head pre-activations beyond this would only overflow.
 LARGEST_INTERFACE = 20.0
 
 
 class ControlledCell(InitialStates, LSTMDrivenCell):
-    """An LSTM, fed with the inputs and what it read last, and its heads.
+    """An LSTM controller of the inputs and the last reads, and its heads.
 
-    The output is `[h, reads]`, and is what is fed back. A subclass defines
+    The output is `[h, reads]`, which is also fed back. A subclass defines:
 
     - `extra_states`: sizes of the states between `memory` and `pointer`, by
       name;
-    - `interface_sizes`: what the heads get from the LSTM, by name;
+    - `interface_sizes`: sizes of what the heads get from the LSTM, by name;
     - `use_memory(parts, memory, extra, count)`, in float32 or wider: `parts`
       of the interface, states by name, and the number of steps so far. It
       returns reads `(batch, num_reads, memory_dim)`, the new memory and extra
-      states, and weights of reading and writing to be shown.
+      states, and the read and write weights for `trace_memory`.
     """
 
     def __init__(
@@ -42,15 +42,17 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
         **kwargs,
     ):
         super().__init__(units, **kwargs)
-        self.memory_slots = checks.size("memory_slots", memory_slots)
-        self.memory_dim = checks.size_or("memory_dim", memory_dim, self.units)
-        self.num_reads = checks.size("num_reads", num_reads)
-        self.variant = checks.choice("variant", variant, VARIANTS)
-        self.learn_initial_state = checks.flag(
+        self.memory_slots = validation.size("memory_slots", memory_slots)
+        self.memory_dim = validation.size_or_default(
+            "memory_dim", memory_dim, self.units
+        )
+        self.num_reads = validation.size("num_reads", num_reads)
+        self.variant = validation.choice("variant", variant, VARIANTS)
+        self.learn_initial_state = validation.flag(
             "learn_initial_state", learn_initial_state
         )
-        self.fed_back = self.num_reads * self.memory_dim
-        self.output_size = self.units + self.fed_back
+        self.feedback_size = self.num_reads * self.memory_dim
+        self.output_size = self.units + self.feedback_size
 
     @property
     def released(self):
@@ -73,7 +75,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
     # --- weights ------------------------------------------------------------
 
     def build(self, input_shape):
-        self.keep_input_shape(input_shape)
+        self.set_input_shape(input_shape)
         self.build_lstm()
         sizes = list(self.interface_sizes.values())
         self.interface_kernel = self.add_kernel(
@@ -88,7 +90,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
         self.built = True
 
     @property
-    def learnt_states(self):
+    def trainable_initial_states(self):
         return {
             "output": (np.zeros(self.output_size), ops.tanh),
             "c": (np.zeros(self.units), ops.tanh),
@@ -98,7 +100,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
 
     def step(
         self, weights, projected, states, step_noise, sequence_noise, training
-    ) -> Step:
+    ) -> CellResult:
         state = dict(zip(self.state_names, states))
         h, c = self.lstm(
             weights,
@@ -110,20 +112,20 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
             training,
         )
         wide = memory_ops.wide_dtype(self.compute_dtype)
-        parts = self._interface(weights, self.shown_to_heads(h, c), wide)
+        parts = self._interface(weights, self.head_inputs(h, c), wide)
         reads, memory, extra, read, written = self.use_memory(
             parts,
             ops.reshape(
-                ops.cast(bounded(state["memory"]), wide),
+                ops.cast(clip_gradient(state["memory"]), wide),
                 (-1, self.memory_slots, self.memory_dim),
             ),
             {
-                name: ops.cast(bounded(state[name]), wide)
+                name: ops.cast(clip_gradient(state[name]), wide)
                 for name in self.extra_states
             },
             memory_ops.pointer_to_count(state["pointer"]),
         )
-        reads = ops.reshape(reads, (-1, self.fed_back))
+        reads = ops.reshape(reads, (-1, self.feedback_size))
         new = {
             "output": ops.concatenate([h, ops.cast(reads, h.dtype)], axis=-1),
             "c": c,
@@ -131,17 +133,17 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
             **extra,
             "pointer": count_step(state["pointer"]),
         }
-        return Step(
+        return CellResult(
             [self._flat(name, new[name], h.dtype) for name in new],
             read,
             written,
         )
 
-    def shown_to_heads(self, h, c):
+    def head_inputs(self, h, c):
         return h
 
     def _interface(self, weights, h, wide):
-        """What the heads get, `(batch, size)` each."""
+        """The parts of the interface by name, `(batch, size)` each."""
         numbers = affine(
             h, weights["interface_kernel"], weights.get("interface_bias")
         )

@@ -1,7 +1,6 @@
 """Pure functions on the memory matrix: pointer, address, read, write.
 
-Shapes use `n` for the number of slots and `r` for the width of a slot. Nothing
-here keeps state, so each function can be tested alone.
+In shapes, `n` is the number of slots and `r` the width of a slot.
 """
 
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 
 from keras_armin import backends
 from keras_armin.backends import ops
-from keras_armin.keras_private import in_own_precision
+from keras_armin.keras_private import preserve_float64
 
 # The pointer counts how many writes a sample has made since its last reset,
-# in digits, because Keras casts every state to the compute dtype: bfloat16
-# holds integers exactly only up to 256 and float16 up to 2048. All zeros is
-# the start, which is also what `keras.layers.RNN.reset_state` writes.
+# as digits, because Keras casts every state to the compute dtype: bfloat16
+# represents integers exactly only up to 256 and float16 up to 2048. Zeros are
+# the initial state, which is also what `keras.layers.RNN.reset_state` writes.
 POINTER_DIGITS = 4
 POINTER_BASE = 128
 POINTER_MAX = POINTER_BASE**POINTER_DIGITS - 1
@@ -26,7 +25,7 @@ _HALF_DTYPES = ("float16", "bfloat16")
 
 
 def wide_dtype(dtype: str) -> str:
-    """The dtype to compute softmax and layer norm in: never a half one."""
+    """The dtype to compute softmax and layer norm in: at least float32."""
     return "float32" if dtype in _HALF_DTYPES else dtype
 
 
@@ -38,10 +37,10 @@ def pointer_to_count(pointer):
 
 
 def count_to_pointer(count, dtype, digits: int = POINTER_DIGITS):
-    """Digits of `count` `(...)`, lowest first, shape `(..., digits)`."""
+    """Digits of `count`, least significant first, shape `(..., digits)`."""
     places = _place_values(count, digits)
-    above = backends.quotient(ops.expand_dims(count, -1), places)
-    found = above - POINTER_BASE * backends.quotient(above, POINTER_BASE)
+    above = backends.floor_divide(ops.expand_dims(count, -1), places)
+    found = above - POINTER_BASE * backends.floor_divide(above, POINTER_BASE)
     return ops.cast(found, dtype)
 
 
@@ -51,7 +50,7 @@ def _place_values(like, digits):
 
 
 def check_pointer(pointer, name="pointer", meaning="the number of writes"):
-    """Refuse a NumPy array that no count could have given."""
+    """Raise if a NumPy array does not hold digits."""
     if not np.isin(pointer, np.arange(POINTER_BASE)).all():
         raise ValueError(
             f"State `{name}` must hold whole numbers from 0 to "
@@ -60,15 +59,15 @@ def check_pointer(pointer, name="pointer", meaning="the number of writes"):
         )
 
 
-# The order of writes: each slot has a rank, the number of other slots that
-# were written since it was. Empty slots are older than all others, and the
-# next one to be filled is the oldest: a sequence starts with the ranks
-# n - 1, ..., 1, 0. As a state they are digits too, of the distance from these
-# first ranks (modulo n), so that again all zeros is the start.
+# The order of writes: the rank of a slot is the number of other slots that were
+# written since it was. Empty slots are older than all others, and the next one
+# to be filled is the oldest: a sequence starts with the ranks n - 1, ..., 1, 0.
+# The state holds the digits of the distance from these initial ranks (modulo
+# n), so that zeros are the initial state here too.
 
 
 def order_digits(memory_slots: int) -> int:
-    """How many digits the rank of a slot needs."""
+    """Number of digits that the rank of a slot needs."""
     digits = 1
     while POINTER_BASE**digits < memory_slots:
         digits += 1
@@ -79,14 +78,14 @@ def order_to_ranks(order, memory_slots: int, dtype):
     """Ranks `(batch, n)` from the state `(batch, n * digits)`."""
     digits = (-1, memory_slots, order_digits(memory_slots))
     distance = pointer_to_count(ops.reshape(order, digits))
-    first = memory_slots - 1 - backends.count_up(memory_slots)
+    first = memory_slots - 1 - backends.arange(memory_slots)
     return ops.cast(_wrap_around(distance + first, memory_slots), dtype)
 
 
 def ranks_to_order(ranks, dtype):
     """The state `(batch, n * digits)` from ranks `(batch, n)`."""
     slots = ranks.shape[-1]
-    distance = ops.cast(ranks, "int32") + 1 + backends.count_up(slots)
+    distance = ops.cast(ranks, "int32") + 1 + backends.arange(slots)
     digits = order_digits(slots)
     order = count_to_pointer(_wrap_around(distance, slots), dtype, digits)
     return ops.reshape(order, (-1, slots * digits))
@@ -98,7 +97,7 @@ def _wrap_around(x, n):
 
 
 def check_order(order, memory_slots: int):
-    """Refuse a NumPy array that no sequence of writes could have given."""
+    """Raise if a NumPy array does not hold an order of the slots."""
     check_pointer(order, "write_order", "where each slot stands in the order")
     digits = order_digits(memory_slots)
     places = POINTER_BASE ** np.arange(digits)
@@ -106,96 +105,99 @@ def check_order(order, memory_slots: int):
     ranks = (distance + np.arange(memory_slots)[::-1]) % memory_slots
     if not (np.sort(ranks, axis=-1) == np.arange(memory_slots)).all():
         raise ValueError(
-            "State `write_order` must put the slots in an order: each rank "
+            "State `write_order` must be an order of the slots, with each rank "
             f"once. Received the ranks: {ranks.tolist()}"
         )
 
 
-def note_write(ranks, slot):
+def update_ranks(ranks, slot):
     """The ranks after a write to `slot` `(batch,)`."""
-    # By products: a converter to ONNX fixes the batch size of zeros.
+    # As products: a converter to ONNX would fix the batch size of zeros.
     written = ops.cast(_is_slot(slot, ranks.shape[-1]), ranks.dtype)
     own = ops.expand_dims(ops.sum(written * ranks, axis=-1), -1)
     risen = ranks + ops.cast(ranks < own, ranks.dtype)
     return (1 - written) * risen
 
 
-def advance(count):
-    """One more write. It stops at the largest number instead of wrapping,
-    since a pointer of zero would mean an empty memory."""
+def increment(count):
+    """Count a write, up to `POINTER_MAX`.
+
+    It does not wrap around, since a pointer of zero means an empty memory.
+    """
     return ops.minimum(count + 1, POINTER_MAX)
 
 
 class Address(NamedTuple):
-    """Where a step reads, and which slot it would overwrite."""
+    """Where a step reads, and which slot it overwrites."""
 
-    weights: Any  # (batch, n), or None where a single row is read
-    slot: Any  # int32 (batch,), or None where the write is spread out
-    scores: Any = None  # (batch, n): where the gradient of a single row goes
+    weights: Any  # (batch, n), or None if a single row is read
+    slot: Any  # int32 (batch,), or None if the write is distributed
+    scores: Any = None  # (batch, n): receive the gradient of a single row
 
 
 def address(
     scores, addressing: str, training: bool, straight_through: bool = True
 ) -> Address:
-    """Turn scores `(batch, n)` into an address.
+    """Compute an address from scores `(batch, n)`.
 
     `scores` are logits, with noise while training, divided by the temperature.
-    `"hard"` reads the best slot and, outside of training, `"relaxed"` does
-    too; with `straight_through` such a read has the gradient of a relaxed one.
+    `"hard"`, and at inference `"relaxed"`, read the slot with the largest
+    score; with `straight_through` such a read has the gradient of a relaxed
+    one.
     """
     if addressing == "soft":
         return Address(softmax(scores), None)
-    slot = backends.best_slot(scores)
+    slot = backends.argmax_slot(scores)
     if addressing == "relaxed" and training:
         return Address(softmax(scores), slot)
     return Address(None, slot, scores if straight_through else None)
 
 
-def with_relaxed_gradient(scores, slot):
+def straight_through_one_hot(scores, slot):
     """One-hot weights with the gradient of the softmax."""
     relaxed = softmax(scores)
     one_hot = ops.one_hot(slot, scores.shape[-1], dtype=relaxed.dtype)
-    # Grouped so that the value is exactly one-hot: the bracket is exactly 0.
+    # In this order the value is exactly one-hot: the bracket is exactly 0.
     return one_hot + (relaxed - ops.stop_gradient(relaxed))
 
 
 def softmax(logits):
     if logits.shape[-1] == 1:
-        # Keras warns of this case, which a memory of one slot means.
+        # A memory of a single slot, for which Keras would warn.
         return ops.ones_like(logits)
     return ops.softmax(logits, axis=-1)
 
 
 def match(memory, query):
-    """Inner products of a query `(batch, r)` with all rows: `(batch, n)`."""
+    """Inner products of a query `(batch, r)` and all rows: `(batch, n)`."""
     return backends.matvec(ops.cast(memory, query.dtype), query)
 
 
 def row(memory, slot):
     """Row `slot` `(batch,)` of each sample."""
-    return backends.take_rows(memory, slot)
+    return backends.gather_rows(memory, slot)
 
 
-def read_gradient(memory, relaxed, d_r):
-    """The gradient of the scores, if `d_r` is that of what was read.
+def read_backward(memory, relaxed, d_r):
+    """The gradient of the scores, given that of a read of a single row.
 
-    `relaxed` is the softmax of the scores, in whose stead one row was read.
+    It is the gradient of a read with `relaxed`, the softmax of the scores.
     """
     d_weights = match(memory, ops.cast(d_r, relaxed.dtype))
     mean = ops.expand_dims(ops.sum(relaxed * d_weights, axis=-1), -1)
     return relaxed * (d_weights - mean)
 
 
-@in_own_precision
-def _row_gradient(memory, slot, scores, d_r):
-    d_memory = backends.put_rows(ops.zeros_like(memory), slot, d_r)
-    return d_memory, None, read_gradient(memory, softmax(scores), d_r)
+@preserve_float64
+def _row_backward(memory, slot, scores, d_r):
+    d_memory = backends.scatter_rows(ops.zeros_like(memory), slot, d_r)
+    return d_memory, None, read_backward(memory, softmax(scores), d_r)
 
 
-# A row with the straight-through gradient: no operation spans the slots before
-# somebody asks for it.
-_straight_through_row = backends.custom_gradient(
-    lambda memory, slot, scores: row(memory, slot), _row_gradient
+# A row with the straight-through gradient: only its backward pass computes over
+# all slots.
+_straight_through_row = backends.with_vjp(
+    lambda memory, slot, scores: row(memory, slot), _row_backward
 )
 
 
@@ -205,7 +207,7 @@ def read(memory, where: Address):
         if where.scores is None:
             return row(memory, where.slot)
         return _straight_through_row(memory, where.slot, where.scores)
-    # A sum over thousands of slots does not survive in float16.
+    # Float16 is too narrow for a sum over thousands of slots.
     wide = _wide(memory)
     weights = ops.expand_dims(ops.cast(where.weights, wide), -1)
     read = ops.sum(weights * ops.cast(memory, wide), axis=1)
@@ -219,7 +221,7 @@ def write_slot(count, slot, memory_slots: int):
 
 def overwrite(memory, slot, value, in_place=False, after=None):
     """Replace row `slot` of each sample by `value` `(batch, r)`."""
-    return backends.put_rows(memory, slot, value, in_place, after)
+    return backends.scatter_rows(memory, slot, value, in_place, after)
 
 
 def soft_write_weights(count, read_weights):
@@ -231,7 +233,7 @@ def soft_write_weights(count, read_weights):
 
 
 def blend(memory, weights, value):
-    """Move each row towards `value` by its weight."""
+    """Interpolate each row towards `value` by its weight."""
     wide = _wide(memory)
     weights = ops.expand_dims(ops.cast(weights, wide), -1)
     value = ops.expand_dims(ops.cast(value, wide), 1)
@@ -251,5 +253,5 @@ def as_weights(where, memory_slots: int):
 
 
 def _is_slot(slot, memory_slots: int):
-    slots = backends.count_up(memory_slots)
+    slots = backends.arange(memory_slots)
     return ops.expand_dims(slot, -1) == slots

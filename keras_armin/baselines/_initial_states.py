@@ -1,21 +1,22 @@
-"""States that a sequence starts with: zeros, constants, or learnt."""
+"""Initial states of the baselines: zeros, constants, or trainable."""
 
 from keras import ops
 
-from keras_armin.keras_private import in_own_precision
+from keras_armin.keras_private import preserve_float64
 
 
 class InitialStates:
-    """For a cell with `learn_initial_state`.
+    """Mixin for cells with `learn_initial_state`.
 
-    It defines `learnt_states`, a dict from names of states to what the first
-    numbers of them start from, a NumPy array, and to an activation.
+    The cell defines `trainable_initial_states`, a dict by name of pairs: the
+    initial value of the weight, a NumPy array that may be shorter than the
+    state, and an activation.
     """
 
     def build_initial_state(self):
         if not self.learn_initial_state:
             return
-        for name, (start, _) in self.learnt_states.items():
+        for name, (start, _) in self.trainable_initial_states.items():
             variable = self.add_weight(
                 shape=start.shape,
                 initializer=lambda shape, dtype, start=start: ops.cast(
@@ -25,11 +26,11 @@ class InitialStates:
             )
             setattr(self, f"initial_{name}", variable)
 
-    def constant_states(self):
+    def constant_initial_states(self):
         """Initial states that are not zero, as NumPy arrays by name."""
         return {}
 
-    @in_own_precision
+    @preserve_float64
     def get_initial_state(self, batch_size=None):
         states = dict(
             zip(self.state_names, super().get_initial_state(batch_size))
@@ -42,17 +43,17 @@ class InitialStates:
     def _initial_rows(self):
         rows = {
             name: ops.convert_to_tensor(value)
-            for name, value in self.constant_states().items()
+            for name, value in self.constant_initial_states().items()
         }
         if not self.learn_initial_state:
             return rows
         if not self.built:
             raise ValueError(
-                f"Cell '{self.name}' learns its initial state and so has to "
-                "be built before `get_initial_state` is called."
+                f"Cell '{self.name}' has a trainable initial state and must be "
+                "built before `get_initial_state` is called."
             )
         sizes = dict(zip(self.state_names, self.state_size))
-        for name, (start, activation) in self.learnt_states.items():
+        for name, (start, activation) in self.trainable_initial_states.items():
             learnt = activation(
                 ops.convert_to_tensor(getattr(self, f"initial_{name}"))
             )

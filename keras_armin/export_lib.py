@@ -1,8 +1,8 @@
-"""Export of whole models, to be run without Keras and this package.
+"""Export of whole models that run without Keras and this package.
 
-`model.export` of Keras does the work wherever it can. What is done here is to
-refuse what cannot work, to leave batch and time open where Keras would fix
-them, and to go by way of ONNX where Keras knows no way.
+Based on `model.export` of Keras. Added here: errors for what is not supported,
+dynamic batch size and length where Keras would fix them, and export through
+ONNX where Keras has no exporter.
 """
 
 import importlib.util
@@ -26,30 +26,30 @@ _ONNX_CONVERTERS = {
     "jax": ("jax2onnx", "onnx"),
     "torch": ("onnxscript", "onnx"),
 }
-_ON_TENSORFLOW = (
-    "Save the model with `model.save('model.keras')`, load it with "
+_EXPORT_ON_TENSORFLOW = (
+    "save the model with `model.save('model.keras')`, load it with "
     "KERAS_BACKEND=tensorflow and export it there"
 )
-_REFUSED = {
+_UNSUPPORTED = {
     ("torch", "tf_saved_model"): (
-        "PyTorch cannot write it. Use format='torch' or format='onnx' here. "
-        f"{_ON_TENSORFLOW}, if it has to be this format."
+        "Use format='torch' or format='onnx'. For this format: "
+        f"{_EXPORT_ON_TENSORFLOW}."
     ),
-    ("jax", "litert"): f"JAX cannot write it. {_ON_TENSORFLOW}.",
+    ("jax", "litert"): f"Instead, {_EXPORT_ON_TENSORFLOW}.",
     ("torch", "litert"): (
-        "Keras fixes every size there, by way of a package that this one is "
-        f"not tested with. {_ON_TENSORFLOW}."
+        "Keras would fix all sizes, and needs a package that this one is not "
+        f"tested with. Instead, {_EXPORT_ON_TENSORFLOW}."
     ),
     ("tensorflow", "torch"): (
-        "Only PyTorch writes it. Use format='tf_saved_model' or "
+        "Use format='tf_saved_model' or "
         "format='onnx', or load the model with KERAS_BACKEND=torch."
     ),
     ("jax", "torch"): (
-        "Only PyTorch writes it. Use format='tf_saved_model' or "
+        "Use format='tf_saved_model' or "
         "format='onnx', or load the model with KERAS_BACKEND=torch."
     ),
 }
-_HOLD_STATE = ("tf_saved_model",)
+_STATEFUL_FORMATS = ("tf_saved_model",)
 
 
 def export(
@@ -59,20 +59,20 @@ def export(
     input_signature: Any = None,
     **kwargs,
 ) -> None:
-    """Write a model to a file that runs without Keras and this package.
+    """Export a model to a file that runs without Keras and this package.
 
     Args:
         model: A built `keras.Model`.
-        filepath: Where to write: a folder for `"tf_saved_model"`, else a file
-            with the ending `.pt2`, `.onnx`, `.xml` or `.tflite`.
+        filepath: A folder for `"tf_saved_model"`, otherwise a file with the
+            extension `.pt2`, `.onnx`, `.xml` or `.tflite`.
         format: `"tf_saved_model"` (TensorFlow, JAX), `"torch"` (PyTorch),
             `"onnx"`, `"openvino"` (all three) or `"litert"` (TensorFlow).
-            `None` goes by the ending of `filepath`; no ending stands for
-            `"tf_saved_model"`. Defaults to `None`.
-        input_signature: As in `model.export`. `None` stands for the shapes of
-            the model's inputs, with any batch size (but that of a stateful
-            layer) and any length that the model leaves open.
-        **kwargs: For `model.export`.
+            `None` infers it from the extension of `filepath`; without one it
+            is `"tf_saved_model"`. Defaults to `None`.
+        input_signature: As in `model.export`. `None` uses the shapes of the
+            model's inputs, with a dynamic batch size (except for stateful
+            layers) and a dynamic length where the model has one.
+        **kwargs: Passed to `model.export`.
     """
     backend = keras.backend.backend()
     filepath = str(filepath)
@@ -88,10 +88,10 @@ def export(
     if format == "onnx" and backend == "torch":
         return _export_onnx_from_torch(model, filepath, input_signature, kwargs)
     if format == "torch":
-        kwargs.setdefault("dynamic_shapes", _open_dims(input_signature))
+        kwargs.setdefault("dynamic_shapes", _dynamic_shapes(input_signature))
     if format == "litert":
-        kwargs.setdefault("target_spec", _builtin_operations())
-    return _in_clear_words(
+        kwargs.setdefault("target_spec", _builtin_ops_only())
+    return _explain_errors(
         lambda: model.export(
             filepath, format=format, input_signature=input_signature, **kwargs
         )
@@ -106,26 +106,26 @@ def _format_of(filepath):
     known = ", ".join(f"{e!r} ({f})" for f, e in ENDINGS.items() if e)
     advice = ""
     if ending in (".keras", ".h5"):
-        advice = " What Keras itself loads is written by `model.save`."
+        advice = " Use `model.save` for files that Keras loads."
     raise ValueError(
-        f"Argument `filepath` must end in one of {known}, or have no ending "
+        f"Argument `filepath` must end in one of {known}, or have no extension "
         "for a folder (tf_saved_model), if `format` is not given. Received: "
         f"{filepath!r}.{advice}"
     )
 
 
 def check_format(format: str) -> None:
-    """Raise if this format cannot be written here, and say what can."""
+    """Raise if the format is not supported on this backend."""
     backend = keras.backend.backend()
     if format not in ENDINGS:
         raise ValueError(
             f"Argument `format` must be one of {list(ENDINGS)}. Received: "
             f"{format!r}"
         )
-    if (backend, format) in _REFUSED:
+    if (backend, format) in _UNSUPPORTED:
         raise ValueError(
-            f"format={format!r} cannot be had with the backend {backend}. "
-            f"{_REFUSED[backend, format]}"
+            f"format={format!r} is not supported on the {backend} backend. "
+            f"{_UNSUPPORTED[backend, format]}"
         )
     _check_packages(format, backend)
 
@@ -134,16 +134,15 @@ def _check(model, filepath, format):
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"Argument `model` must be a `keras.Model`. Received: {model!r}. "
-            "A layer by itself needs `keras.Sequential([keras.Input(...), "
-            "layer])`."
+            "Wrap a layer in `keras.Sequential([keras.Input(...), layer])`."
         )
     if not model.built:
         raise ValueError(
-            f"Model '{model.name}' has no weights yet. Call it on data, or "
-            "give it a `keras.Input`, before it is exported."
+            f"Model '{model.name}' is not built. Call it on data, or add a "
+            "`keras.Input`, before exporting it."
         )
     ending = pathlib.Path(filepath).suffix
-    # A folder may have a point in its name, but not another format's ending.
+    # A folder may have a dot in its name, but not another format's extension.
     if ending != ENDINGS[format] and (
         ENDINGS[format] or ending in ENDINGS.values()
     ):
@@ -154,12 +153,12 @@ def _check(model, filepath, format):
             f"Argument `filepath` {takes} with format={format!r}. Received: "
             f"{filepath!r}"
         )
-    if format not in _HOLD_STATE and _stateful_layers(model):
+    if format not in _STATEFUL_FORMATS and _stateful_layers(model):
         raise ValueError(
             f"Layer '{_stateful_layers(model)[0].name}' has `stateful=True`: "
             f"its state is not exported with format={format!r}. Use "
-            "format='tf_saved_model' on TensorFlow or JAX, or hand the state "
-            "over yourself: `keras_armin.step_model(model)`."
+            "format='tf_saved_model' on TensorFlow or JAX, or a model that "
+            "takes and returns its states: `keras_armin.step_model(model)`."
         )
 
 
@@ -186,13 +185,13 @@ def _stateful_layers(model):
 
 
 def _signature_of(model):
-    """Keras' own, but for the batch size that a stateful layer needs."""
+    """The signature of Keras, with the batch size of stateful layers."""
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise ValueError(
-            f"Model '{model.name}' does not say what its inputs are like. "
-            "Give `input_signature=[keras.InputSpec(shape=(None, None, "
-            "features), dtype='float32')]`."
+            f"The inputs of model '{model.name}' are unknown. Pass "
+            "`input_signature=[keras.InputSpec(shape=(None, None, features), "
+            "dtype='float32')]`."
         )
     fixed = bool(_stateful_layers(model))
 
@@ -205,8 +204,8 @@ def _signature_of(model):
     return [keras.tree.map_structure(spec, model.input)]
 
 
-def _open_dims(signature):
-    """The unknown dimensions, as torch.export takes them, or None."""
+def _dynamic_shapes(signature):
+    """The unknown dimensions as torch.export expects them, or None."""
     import torch
 
     def dims(spec):
@@ -215,29 +214,29 @@ def _open_dims(signature):
 
     found = keras.tree.map_structure(dims, signature)
     if any(None in x.shape for x in keras.tree.flatten(signature)):
-        # Keras takes its inputs as `*args`: one argument, which is a tuple.
+        # Keras takes its inputs as `*args`: a single argument, a tuple.
         return [tuple(found)]
     return None
 
 
 def _export_onnx_from_torch(model, filepath, signature, kwargs):
-    """Not by Keras, which turns to TorchScript when a dimension is unknown.
+    """Not by Keras, which uses TorchScript if a dimension is unknown.
 
-    That writes down the one step of its example: the file declares any length
-    and fails at all others.
+    TorchScript records the steps of its example: the file declares a dynamic
+    length and fails at all others.
     """
     import torch
 
     def example(spec):
-        # Different from each other and from 1, which torch takes for fixed.
+        # Different sizes, and none of 1, which torch would specialize.
         shape = [size or 3 + axis for axis, size in enumerate(spec.shape)]
         return keras.ops.ones(shape, dtype=spec.dtype)
 
     specs = keras.tree.flatten(signature)
     kwargs.setdefault("opset_version", None)
-    kwargs.setdefault("dynamic_shapes", _open_dims(signature))
-    model.eval()  # torch asks for it; layers are in inference here anyway
-    program = _in_clear_words(
+    kwargs.setdefault("dynamic_shapes", _dynamic_shapes(signature))
+    model.eval()  # required by torch; the layers run inference anyway
+    program = _explain_errors(
         lambda: torch.onnx.export(
             model,
             tuple(keras.tree.map_structure(example, signature)),
@@ -250,10 +249,10 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
 
 
 def _export_openvino(model, filepath, signature, kwargs):
-    """By way of a file that OpenVINO reads.
+    """Through an intermediate file that OpenVINO reads.
 
-    Keras' own way fails on JAX and PyTorch, and on TensorFlow turns all that
-    is computed and not used into further outputs.
+    The exporter of Keras fails on JAX and PyTorch, and on TensorFlow turns
+    unused results into additional outputs.
     """
     import openvino
 
@@ -263,13 +262,13 @@ def _export_openvino(model, filepath, signature, kwargs):
         file = f"{folder}/model{ENDINGS[between]}"
         export(model, file, between, signature, **kwargs)
         if keras.backend.backend() == "torch":
-            _take_weights_into_loops(file)
+            _inline_loop_weights(file)
         converted = openvino.convert_model(file)
         openvino.save_model(converted, filepath, compress_to_fp16=False)
 
 
-def _take_weights_into_loops(file):
-    """OpenVINO reads a `Scan` only if it uses nothing from outside."""
+def _inline_loop_weights(file):
+    """OpenVINO reads a `Scan` only if it captures no outer values."""
     import onnx
     from onnxscript import optimizer
 
@@ -283,35 +282,35 @@ def _take_weights_into_loops(file):
     onnx.save(model, file)
 
 
-def _builtin_operations():
-    """Keras would let operations in that the LiteRT runtime does not have."""
+def _builtin_ops_only():
+    """Keras would allow operations that the LiteRT runtime does not have."""
     import tensorflow as tf
 
     return {"supported_ops": [tf.lite.OpsSet.TFLITE_BUILTINS]}
 
 
-# What stands in an error, and what it means.
-_MEANINGS = {
+# Texts in errors of the exporters, and their explanations.
+_EXPLANATIONS = {
     "specialized": (
-        "A layer of the model fixes the batch size or the length while it is "
-        "exported; `keras.layers.RNN` on PyTorch does. Use "
-        "`keras_armin.ARMIN` in its place, or give an `input_signature` "
-        "without unknown dimensions."
+        "A layer of the model fixes the batch size or the length in the "
+        "export, such as `keras.layers.RNN` on PyTorch. Use "
+        "`keras_armin.ARMIN` instead, or pass an `input_signature` without "
+        "unknown dimensions."
     ),
     "TensorList": (
-        "LiteRT collects the outputs of all steps only at a fixed batch size. "
-        "Give it, as in `input_signature=[keras.InputSpec(shape=(1, None, "
+        "LiteRT supports sequences of outputs only with a fixed batch size. "
+        "Set it, as in `input_signature=[keras.InputSpec(shape=(1, None, "
         "features), dtype='float32')]`, or use `return_sequences=False` and "
         "no mask."
     ),
 }
 
 
-def _in_clear_words(write):
+def _explain_errors(write):
     try:
         return write()
     except Exception as error:
-        for sign, meaning in _MEANINGS.items():
+        for sign, meaning in _EXPLANATIONS.items():
             if sign in str(error):
                 raise ValueError(meaning) from error
         raise

@@ -1,24 +1,24 @@
-"""What all cells that are driven by an LSTM share."""
+"""The base class of cells with an LSTM controller."""
 
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from keras_armin import checks
-from keras_armin import memory as memory_ops
+from keras_armin import memory_ops
 from keras_armin import noise
+from keras_armin import validation
 from keras_armin.armin_equations import affine
-from keras_armin.armin_equations import entering_inputs
+from keras_armin.armin_equations import apply_zoneout
+from keras_armin.armin_equations import prepare_inputs
 from keras_armin.armin_equations import times
-from keras_armin.armin_equations import zone_out
+from keras_armin.backends import addmm
 from keras_armin.backends import ops
-from keras_armin.backends import plus_product
-from keras_armin.blocks import BlockInitializer
-from keras_armin.bounds import bounded
-from keras_armin.cell import MemoryCell
-from keras_armin.cell import arguments_of
-from keras_armin.cell import packaged
+from keras_armin.gradient_clipping import clip_gradient
+from keras_armin.initializers import BlockInitializer
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_cell import argument_names
+from keras_armin.memory_cell import package_class
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
@@ -27,18 +27,18 @@ from keras_armin.normalization import layer_norm
 class LSTMDrivenCell(MemoryCell):
     """A cell around an LSTM with layer normalisation and zoneout.
 
-        [i, f, o, j] = LN(W [x, h, fed back] + b), each gate for itself
+        [i, f, o, j] = LN(W [x, h, feedback] + b), each gate independently
         c' = sigma(f) * c + sigma(i) * tanh(j)
         h' = sigma(o) * tanh(LN(c'))
 
-    What is carried is `c'` itself, not its normalisation. Zoneout then leaves
-    some units of `c` and of `h` as they were.
+    The state is `c'` itself, not its normalisation. Zoneout then keeps the old
+    values of some units of `c` and of `h`.
 
-    A subclass sets `fed_back`, the width of what enters beside `h`, before it
-    builds the LSTM.
+    A subclass sets `feedback_size`, the width of the feedback that enters the
+    LSTM together with `h`, before it builds the LSTM.
     """
 
-    fed_back = 0
+    feedback_size = 0
 
     def __init__(
         self,
@@ -71,15 +71,15 @@ class LSTMDrivenCell(MemoryCell):
             seed=seed,
             **kwargs,
         )
-        self.units = checks.size("units", units)
-        self.keep_keras_objects(given)
-        self.use_bias = checks.flag("use_bias", use_bias)
-        self.unit_forget_bias = checks.flag(
+        self.units = validation.size("units", units)
+        self.set_keras_objects(given)
+        self.use_bias = validation.flag("use_bias", use_bias)
+        self.unit_forget_bias = validation.flag(
             "unit_forget_bias", unit_forget_bias
         )
-        self.layer_norm = checks.flag("layer_norm", layer_norm)
-        self.zoneout_cell = checks.rate("zoneout_cell", zoneout_cell)
-        self.zoneout_hidden = checks.rate("zoneout_hidden", zoneout_hidden)
+        self.layer_norm = validation.flag("layer_norm", layer_norm)
+        self.zoneout_cell = validation.rate("zoneout_cell", zoneout_cell)
+        self.zoneout_hidden = validation.rate("zoneout_hidden", zoneout_hidden)
 
     # --- weights ------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class LSTMDrivenCell(MemoryCell):
 
     @property
     def _gate_sizes(self):
-        """Widths of i, f, o and j: what has one activation lies together."""
+        """Widths of i, f, o and j: gates with the same activation first."""
         return [self.units] * 4
 
     def _gate_starts(self, initializer, holds_forget_bias):
@@ -128,7 +128,7 @@ class LSTMDrivenCell(MemoryCell):
 
     @property
     def step_draws(self):
-        """How many times a step draws random numbers."""
+        """Number of random tensors per step."""
         return int(self.zoneout_cell > 0) + int(self.zoneout_hidden > 0)
 
     def draw_step_noise(self, leading, seeds):
@@ -136,7 +136,9 @@ class LSTMDrivenCell(MemoryCell):
         shape = (*leading, self.units)
 
         def draw(rate):
-            return noise.keep_old(shape, rate, next(seeds)) if rate else None
+            return (
+                noise.zoneout_mask(shape, rate, next(seeds)) if rate else None
+            )
 
         return StepNoise(
             zoneout_cell=draw(self.zoneout_cell),
@@ -145,14 +147,14 @@ class LSTMDrivenCell(MemoryCell):
 
     @property
     def recurrent_width(self):
-        """`recurrent_dropout` acts on h and what is fed back beside it."""
-        return self.units + self.fed_back
+        """`recurrent_dropout` is applied to h and the feedback."""
+        return self.units + self.feedback_size
 
     # --- equations ----------------------------------------------------------
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):
         """Everything that depends on `inputs` `(..., features)` alone."""
-        inputs = entering_inputs(inputs, sequence_noise)
+        inputs = prepare_inputs(inputs, sequence_noise)
         return {"gates": affine(inputs, weights["kernel"], weights.get("bias"))}
 
     def lstm(
@@ -165,7 +167,7 @@ class LSTMDrivenCell(MemoryCell):
         sequence_noise,
         training,
     ):
-        """The new h and c. `entering` is h and what is fed back beside it."""
+        """The new h and c. `entering` is h, followed by the feedback."""
         gates = self.gates(
             weights,
             projected,
@@ -175,10 +177,10 @@ class LSTMDrivenCell(MemoryCell):
         i, f, o, j = self._activate(weights, gates)
         new_c = f * c_tm1 + i * j
         new_h = o * self.activation(self._norm_state(weights, new_c))
-        c = zone_out(
+        c = apply_zoneout(
             self.zoneout_cell, new_c, c_tm1, step_noise.zoneout_cell, training
         )
-        h = zone_out(
+        h = apply_zoneout(
             self.zoneout_hidden,
             new_h,
             entering[:, : self.units],
@@ -189,9 +191,7 @@ class LSTMDrivenCell(MemoryCell):
 
     def gates(self, weights, projected, entering, step_noise):
         """i, f, o and j before normalisation and activation."""
-        return plus_product(
-            projected["gates"], entering, weights["recurrent_kernel"]
-        )
+        return addmm(projected["gates"], entering, weights["recurrent_kernel"])
 
     def _activate(self, weights, gates):
         """i, f, o and j, from all of them before normalisation."""
@@ -204,7 +204,7 @@ class LSTMDrivenCell(MemoryCell):
                 weights["norm_bias"],
             )
         else:
-            gates = bounded(gates)
+            gates = clip_gradient(gates)
         gates, j = ops.split(gates, [3 * u], axis=-1)
         gates = self.recurrent_activation(gates)
         i, f, o = ops.split(gates, [u, 2 * u], axis=-1)
@@ -223,11 +223,15 @@ class LSTMDrivenCell(MemoryCell):
     def get_config(self):
         return {
             **super().get_config(),
-            **self.config_of(arguments_of(packaged(type(self)))),
+            **self.serialize_arguments(
+                argument_names(package_class(type(self)))
+            ),
         }
 
 
 def count_step(pointer):
-    """The pointer after one step more."""
+    """The pointer after one more step."""
     count = memory_ops.pointer_to_count(pointer)
-    return memory_ops.count_to_pointer(memory_ops.advance(count), pointer.dtype)
+    return memory_ops.count_to_pointer(
+        memory_ops.increment(count), pointer.dtype
+    )
