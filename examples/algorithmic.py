@@ -5,12 +5,12 @@
     python examples/algorithmic.py --task recall --preset best
     python examples/algorithmic.py --task copy --preset paper --model lstm
 
-A sequence is shown, then an answer is asked for. The paper calls a task solved
-when the loss of a bit stays below 0.01 nats; here that is measured on held-out
-sequences, with argmax reads unless training reads softly. The test at the end
-always has argmax reads. "paper" trains on one sequence at a time, "best" is the
-setting that worked best for a task. What came out, and what did not, is in
-examples/RESULTS.md.
+A sequence is shown, then the network has to answer. The paper calls a task
+solved when the loss per bit stays below 0.01 nats; here that is measured on
+held-out sequences, with argmax reads unless training uses soft reads. The final
+test always uses argmax reads. The preset "paper" trains on one sequence at a
+time, "best" has the settings that worked best for a task. Results, including
+what did not work, are in examples/RESULTS.md.
 """
 
 import argparse
@@ -36,7 +36,8 @@ from examples.support.command_types import positive
 from examples.support.metrics import BitsWrong
 
 SOLVED_LOSS = 0.01
-# Of so many validations from the first good one on, so many may be worse.
+# Window of validations from the first good one on, and how many of them may
+# be worse.
 SOLVED_WINDOW, SOLVED_EXCEPTIONS = 10, 2
 # Held-out sequences are the same for every seed and every network.
 VALIDATION_SEED, TEST_SEED = 1_000_003, 2_000_003
@@ -119,8 +120,8 @@ ADAM = {
     "cosine": True,
     "batch_size": 16,
 }
-# To match what the slots hold, reads have to do without noise at first: it
-# would hide the match.
+# Matching by content needs reads without noise at first: noise would hide the
+# match.
 CONTENT = {
     "addressing": "soft",
     "content_addressing": True,
@@ -135,8 +136,8 @@ BEST = {
     },
     # With a slot for each item the memory is full when the answer begins: an
     # item that is read is overwritten, and so crossed off.
-    # To tell priorities apart that are close, reads have to be sharp from the
-    # start; steps as large as for the other tasks then undo what was learned.
+    # Telling close priorities apart needs sharp reads from the start; the
+    # learning rate of the other tasks would then undo what was learned.
     "sort": {
         **CONTENT,
         "temperature": 0.1,
@@ -319,7 +320,7 @@ def solved_at(history, epoch_updates):
 
 
 def discrete(model, task, arguments):
-    """The model with argmax reads, which after soft training is another."""
+    """The model with argmax reads; differs from one trained with soft reads."""
     if getattr(arguments, "addressing", None) != "soft":
         return model
     # Soft reads have no noise, and so no weight for its scale.
@@ -332,7 +333,7 @@ def discrete(model, task, arguments):
 
 
 def test(model, task, arguments):
-    """Loss of a bit and share of faultless answers on fresh sequences."""
+    """Loss per bit and share of faultless answers on new sequences."""
     losses, right = [], []
     batches = held_out(task, arguments, TEST_SEED, TEST_BATCHES)
     for inputs, targets, weights in batches.as_numpy_iterator():
@@ -429,7 +430,7 @@ def test_others(model, tasks, arguments):
 
 
 def show(model, task, arguments, run):
-    """An answer in bits, the memory at work, the learning curve."""
+    """Show an answer in bits, the reads and writes, and the learning curve."""
     batch = sequences.one_batch(task, 1, TEST_SEED)
     inputs, targets, weights = (array.numpy() for array in batch)
     logits = model.predict_on_batch(inputs)

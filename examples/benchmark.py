@@ -7,10 +7,10 @@
     KERAS_BACKEND=jax python examples/benchmark.py networks
     python examples/benchmark.py plot jax.json torch.json --plot both.png
 
-Each question prints a table and writes a picture. `--json` keeps the numbers;
+Each benchmark prints a table and writes a picture. `--json` saves the numbers;
 `plot` draws several such files side by side. Times are the best of several
-runs that take turns in one process, so that they can be compared on a machine
-that does other things too. What was measured is in examples/RESULTS.md.
+runs that take turns in one process, so that they can be compared even on a busy
+machine. Measurements are in examples/RESULTS.md.
 """
 
 import argparse
@@ -34,8 +34,8 @@ INPUTS = 128
 # Those of the copy task.
 ALGORITHMIC_INPUTS = 10
 
-# What a question is measured at: the setting of the table, then the sizes
-# that are varied one at a time.
+# Sizes for each benchmark: those of the table, then those that are varied one
+# at a time.
 SETTINGS = {
     "train": {"units": 250, "slots": 20, "batch": 128, "time": 50},
     "memory": {"units": 128, "slots": 20, "batch": 64, "time": 200},
@@ -98,7 +98,7 @@ def peak_memories(setting, repeats, title):
 
 
 def inference_times(setting, repeats, title):
-    """Microseconds a step: a given sequence, and one that is generated."""
+    """Microseconds per step: a given sequence, and a generated one."""
     units, slots, time = setting["units"], setting["slots"], setting["time"]
     runs = contenders.inference_runs(
         units, slots, INPUTS, setting["batch"], time
@@ -178,7 +178,7 @@ def measure(question, repeats=None, quick=False, small=False):
 
 
 def table(found, unit):
-    """Values, and each as a multiple of the best LSTM and the plain ARMIN."""
+    """Values, and each relative to the best LSTM and the reference loop."""
     lines = [f"  {'':34} {unit:>12}"]
     for name, value in found.items():
         line = f"  {name:34} {value:12.1f}"

@@ -1,4 +1,4 @@
-"""Character language models: ARMIN against an LSTM, from memory to text.
+"""Character language models: ARMIN compared with an LSTM.
 
     python examples/char_lm.py                          a quick look
     python examples/char_lm.py --model ln-lstm          the same, an LSTM
@@ -6,19 +6,19 @@
     python examples/char_lm.py --preset paper-ptb       the paper's network
     python examples/char_lm.py --export written         for serve_char_lm.py
 
-The network reads a text character by character and tells, at each, which
-comes next. Its state, memory included, is carried from one stretch of the
-text to the next; gradients reach back over `--steps` characters. Out come
-bits per character on text it has not seen, a sample of what it writes, and
-pictures of its training and of the slots it read.
+The network reads a text character by character and predicts the next one. Its
+state, memory included, is carried from one piece of the text to the next;
+gradients are truncated after `--steps` characters. The script reports bits per
+character on held-out text, generates a sample, and draws the learning curve and
+the slots that were read.
 
-The quick look learns from the source text of Python's own library, and needs
-no download. The presets of the paper have its sizes and are made for an
-accelerator: nobody has run them to their end here. What was run, and what came
-out, is in examples/RESULTS.md.
+The quick look trains on the source code of Python's standard library and needs
+no download. The paper's presets have its sizes and are meant for an
+accelerator; they have not been run to the end here. Results are in
+examples/RESULTS.md.
 
-A run ends after `--updates`, the last tenth of which have a tenth of the
-learning rate. A run that `--minutes` ends earlier does without that.
+A run ends after `--updates`, the last tenth of which use a tenth of the
+learning rate. A run that `--minutes` ends earlier skips that phase.
 """
 
 import argparse
@@ -51,8 +51,8 @@ from examples.support.command_types import positive
 from examples.support.command_types import rate
 from examples.support.command_types import zero_or_more
 
-# Of the gradient of a loss that is summed over time, in norm. The loss here is
-# a mean: see `build_model`.
+# Global norm for gradients of a loss summed over time. The loss here is a mean:
+# see `build_model`.
 CLIP = 1.0
 TEST_STEPS = 1000
 PICTURE_CHARACTERS = 120
@@ -160,9 +160,9 @@ _PAPER_BPC = {
     ("paper-light", "ln-lstm"): 1.39,
     ("paper-enwik8", "armin"): 1.331,
 }
-# What such a figure is a figure of.
+# Settings that have to be the paper's for its figure to apply.
 _COMPARED = ("data", "units", "slots", "layers", "steps", "batch_size")
-# What matters only once the network is trained.
+# Options that matter only after training.
 _AFTERWARDS = (
     "test_chars",
     "sample",
@@ -196,7 +196,7 @@ def paper_bpc(arguments):
 
 @keras.saving.register_keras_serializable(package="keras_armin_examples")
 class BitsPerCharacter(keras.metrics.Mean):
-    """Bits it takes on average to tell the next character."""
+    """Mean cross-entropy of the next character, in bits."""
 
     def __init__(self, name="bpc", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -302,7 +302,7 @@ def train(run, model, corpus, arguments, sections, updates):
 
 
 def single_lane(model, arguments, symbols):
-    """The same network for one text, instead of a batch of them."""
+    """The same network with a batch size of 1."""
     single = build_model(arguments, symbols, batch_size=1, updates=1)
     single.set_weights(model.get_weights())
     return single
@@ -333,13 +333,13 @@ def export(model, corpus, arguments):
         model, corpus.vocabulary, arguments.export, arguments.export_format
     )
     print(
-        f"\nexported; to be seen at work by: python "
+        f"\nexported; to try it, run: python "
         f"examples/serve_char_lm.py --model {arguments.export}"
     )
 
 
 def draw_reads(single, corpus, path):
-    """A picture of the slots read in the test text, once memory is full."""
+    """Draw the slots read in the test text, once the memory is full."""
     known = min(TEST_STEPS, len(corpus.test) // 2)
     shown = corpus.test[known : known + PICTURE_CHARACTERS]
     feed(single, corpus.test[:known], reset=True)
@@ -379,16 +379,18 @@ def parse_arguments(argv):
     data.add_argument(
         "--validation-chars",
         type=positive,
-        help="validate on so many characters, not all",
+        help="number of characters to validate on (default: all)",
     )
     data.add_argument(
         "--test-chars",
         type=positive,
-        help="test on so many characters, not all",
+        help="number of characters to test on (default: all)",
     )
     training_options = parser.add_argument_group("training on text")
     training_options.add_argument(
-        "--steps", type=positive, help="characters that gradients reach back"
+        "--steps",
+        type=positive,
+        help="characters after which gradients are truncated",
     )
     training_options.add_argument(
         "--updates", type=positive, help="updates in all"
@@ -396,49 +398,52 @@ def parse_arguments(argv):
     training_options.add_argument(
         "--epoch-updates",
         type=positive,
-        help="updates between validations, each of which is followed by a save",
+        help="updates between validations; the run is saved after each",
     )
     network = parser.add_argument_group("network for text")
     network.add_argument(
-        "--layers", type=int, choices=(1, 2), help="of the network, stacked"
+        "--layers",
+        type=int,
+        choices=(1, 2),
+        help="number of stacked recurrent layers",
     )
     network.add_argument(
         "--embedding",
         type=positive,
         default=128,
-        help="numbers that stand for a character (default: %(default)s)",
+        help="size of the character embedding (default: %(default)s)",
     )
     network.add_argument(
         "--dropout",
         type=rate,
         default=0.0,
-        help="share of what goes into and out of a layer that training drops "
+        help="dropout rate before and after each recurrent layer "
         "(default: %(default)s)",
     )
-    sample = parser.add_argument_group("what the network writes")
+    sample = parser.add_argument_group("generated text")
     sample.add_argument(
         "--sample",
         type=at_least_zero,
         default=300,
-        help="characters to write, 0 for none (default: %(default)s)",
+        help="characters to generate, 0 for none (default: %(default)s)",
     )
     sample.add_argument(
         "--sample-temperature",
         type=zero_or_more,
         default=0.8,
-        help="the higher, the bolder; 0 takes the likeliest (default: "
+        help="sampling temperature; 0 takes the likeliest (default: "
         "%(default)s)",
     )
     sample.add_argument(
         "--sample-top-k",
         type=positive,
-        help="choose from the so many likeliest characters (default: all)",
+        help="sample from this many likeliest characters (default: all)",
     )
     sample.add_argument(
         "--prompt",
-        help="what it is to go on from (default: the start of the test text)",
+        help="text to continue (default: the start of the test text)",
     )
-    _add_export(parser.add_argument_group("for other programs"))
+    _add_export(parser.add_argument_group("export"))
     distribution.add_options(parser)
     return command_line.parse(parser, argv, preset_values)
 
@@ -448,8 +453,8 @@ def _add_export(group):
         "--export",
         type=pathlib.Path,
         metavar="FOLDER",
-        help="write the trained network for examples/serve_char_lm.py; with "
-        "--resume also that of a run which is complete",
+        help="export the trained network for examples/serve_char_lm.py; with "
+        "--resume also that of a complete run",
     )
     group.add_argument(
         "--export-format",
@@ -463,7 +468,7 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     if arguments.model == "lstm":
         raise training.RunError(
-            "--model lstm cannot be told when a text begins anew. The same "
+            "--model lstm cannot be told when a text restarts. The same "
             "network that can is --model ln-lstm --no-layer-norm."
         )
     if arguments.export:
@@ -500,7 +505,7 @@ def run_on(engine, arguments):
     model.summary()
     history = train(run, model, corpus, arguments, sections, updates)
     model = engine.alone(model, lambda: build(arguments.batch_size))
-    if model is None:  # the chief does the rest
+    if model is None:  # only the chief continues
         return
     run.restore_best(model)
     if arguments.export:
@@ -525,7 +530,7 @@ def load_text(arguments):
 
 
 def show(run, model, corpus, prompt, arguments, updates):
-    """Test what was learnt, and let the network write."""
+    """Test the network, and let it generate text."""
     single = single_lane(model, arguments, len(corpus.vocabulary))
     tested = corpus.test[: arguments.test_chars and arguments.test_chars + 1]
     test_bpc = evaluate(single, tested)
@@ -533,7 +538,7 @@ def show(run, model, corpus, prompt, arguments, updates):
         draw_reads(single, corpus, run.folder / "reads.png")
     show_sample(single, corpus, prompt, arguments)
     ms_per_update = statistics.median(
-        # The first holds what is compiled.
+        # The first includes compilation.
         [logs["ms_per_update"] for logs in run.history[1:] or run.history]
     )
     run.finish(
@@ -565,7 +570,7 @@ def show(run, model, corpus, prompt, arguments, updates):
 
 
 def run_settings(arguments, corpus):
-    """What determines the numbers of a run, the text included."""
+    """Everything that determines the results of a run, the text included."""
     settings = command_line.settings(arguments)
     for name in _AFTERWARDS:
         del settings[name]

@@ -1,13 +1,13 @@
-"""Train ARMIN to copy bit sequences, and look at its memory while it does.
+"""Train ARMIN to copy bit sequences, and draw how it uses its memory.
 
     python examples/copy_task.py                    the released code's task
     python examples/copy_task.py --max-length 50    the paper's, one longer
     python examples/copy_task.py --max-length 10    a quick look
 
 The network sees a sequence of 1 to 49 random 8-bit vectors and then has to
-repeat it from memory. Training ends when fresh sequences of every length come
-back without a wrong bit, read with discrete argmax addressing. What to expect
-is in examples/RESULTS.md.
+repeat it from memory. Training ends when new sequences of every length are
+repeated without a wrong bit, with discrete argmax reads. Results are in
+examples/RESULTS.md.
 """
 
 import argparse
@@ -40,7 +40,7 @@ UPDATES_PER_EPOCH = 100
 
 
 def build_model(max_length, units, memory_dim, updates, seed):
-    """The released cell with a relaxed read that is annealed: it learns best.
+    """The authors' released cell with annealed relaxed reads: it learns best.
 
     The memory holds the whole input with both flags, `max_length + 2` rows.
     """
@@ -95,10 +95,10 @@ def one_length(batch_size, length, seed):
 
 
 def check_every_length(model, max_length, seed):
-    """Fresh sequences of each length, answered with argmax reads.
+    """Test new sequences of each length with argmax reads.
 
-    Returns the mean loss of a bit and the share of sequences without a wrong
-    bit, each length counting alike.
+    Returns the mean loss per bit and the share of sequences without a wrong
+    bit, each length weighted equally.
     """
     losses, right = [], []
     longest = one_length(1, max_length, seed)[0].shape[1]
@@ -106,8 +106,8 @@ def check_every_length(model, max_length, seed):
         inputs, targets, weights = one_length(
             SEQUENCES_PER_LENGTH, length, seed
         )
-        # One shape for all lengths: the zeros at the end come too late to
-        # matter, and there is one graph to compile.
+        # One shape for all lengths, so that one graph is compiled. The zeros
+        # at the end come too late to matter.
         padding = ((0, 0), (0, longest - inputs.shape[1]), (0, 0))
         logits = model.predict_on_batch(np.pad(inputs, padding))
         logits = logits[:, : inputs.shape[1]]
@@ -131,7 +131,7 @@ class StopWhenSolved(keras.callbacks.Callback):
             self.model, self.max_length, seed=self.seed + 1000 + epoch
         )
         print(f" - argmax loss {loss:.4f}, {share:.1%} of sequences right")
-        # Better than asked for, so that other sequences pass too.
+        # Stricter than required, so that other sequences pass too.
         if loss < SOLVED_LOSS / 2 and share > 1 - (1 - SOLVED_SHARE) / 5:
             self.model.stop_training = True
 
@@ -144,7 +144,7 @@ def show_answer(model, length, seed):
 
 
 def draw_memory(model, length, seed, path):
-    """A picture of what is read and written while one sequence is copied."""
+    """Draw what is read and written while one sequence is copied."""
     inputs, _, _ = one_length(1, length, seed)
     trace = keras_armin.trace_memory(model.get_layer("armin"), inputs)
     ax = keras_armin.plot_memory(
@@ -162,7 +162,7 @@ def parse_arguments(argv):
         ("--max-length", 49, "vectors in the longest sequence"),
         ("--units", 100, "hidden units"),
         ("--memory-dim", 32, "width of a memory slot"),
-        ("--batch-size", 16, "sequences in an update"),
+        ("--batch-size", 16, "sequences per update"),
     )
     for name, default, meaning in sizes:
         parser.add_argument(
@@ -175,13 +175,13 @@ def parse_arguments(argv):
         "--updates",
         type=positive,
         default=4500,
-        help="at most, in steps of 100 (default: %(default)s)",
+        help="maximum updates, in steps of 100 (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=1,
-        help="of weights, data and noise (default: %(default)s)",
+        help="seed of weights, data and noise (default: %(default)s)",
     )
     parser.add_argument(
         "--output",

@@ -1,4 +1,4 @@
-"""Tell a digit after seeing its pixels one at a time, in a scrambled order.
+"""Classify digits from their pixels, one at a time in a fixed random order.
 
     python examples/permuted_mnist.py                         a quick look
     python examples/permuted_mnist.py --preset digits         small, to the end
@@ -6,14 +6,14 @@
     python examples/permuted_mnist.py --preset mnist-short    a few epochs
     python examples/permuted_mnist.py --preset paper          150 epochs
 
-The quick look and `digits` take scikit-learn's 8 x 8 digits, 64 steps, and
-download nothing. The others take MNIST, 784 steps, or 196 at 14 x 14 pixels.
-`--model lstm` trains an LSTM in place of ARMIN.
+The quick look and `digits` use scikit-learn's 8 x 8 digits, 64 steps, and
+download nothing. The others use MNIST, 784 steps, or 196 at 14 x 14 pixels.
+`--model lstm` trains an LSTM instead of ARMIN.
 
-The quick look, 880 updates, told 76 % to 88 % of the test digits with ARMIN
-(three seeds on JAX, one on TensorFlow and torch) and 87 % and 84 % with the
-LSTM (one seed, JAX and TensorFlow): 180 digits are few.
-The paper reports 94.3 % and 92.7 % for MNIST. What came out here is in
+The quick look, 880 updates, classified 76 % to 88 % of the test digits with
+ARMIN (three seeds on JAX, one on TensorFlow and torch) and 87 % and 84 % with
+the LSTM (one seed, JAX and TensorFlow); 180 test digits are few.
+The paper reports 94.3 % and 92.7 % for MNIST. Results are in
 examples/RESULTS.md.
 """
 
@@ -49,7 +49,7 @@ PAPER_ACCURACY = {
 }
 PRESETS = {
     "quick": "digits, two minutes",
-    "digits": "digits until nothing is gained any more",
+    "digits": "digits, trained to convergence",
     "mnist-14": "MNIST at 14 x 14 pixels, 1,000 updates",
     "mnist-short": "MNIST for a few epochs",
     "paper": "MNIST as in the authors' released code, 150 epochs",
@@ -104,11 +104,11 @@ NETWORKS = {
         "top_k": 5,
     },
 }
-# What learned fastest of what was tried on the digits. On 14 x 14 pixels it
-# stayed at chance: MNIST has the defaults.
+# Learned fastest of the settings tried on the digits. On 14 x 14 pixels it
+# stayed at chance, so MNIST uses the defaults.
 _FAST = {"addressing": "relaxed", "temperature": 0.5, "layer_norm": True}
-# What long sequences want: the same reads in training and at inference, spread
-# over all slots.
+# For long sequences: the same reads in training and at inference, spread over
+# all slots.
 _LONG = {
     "noise_scale": 0.0,
     "recency_addressing": True,
@@ -137,7 +137,7 @@ STEPS_SHOWN = 184
 
 
 class AlwaysSampling(keras.Model):
-    """Evaluates as it trains: without dropout, sampled reads are all of it."""
+    """Evaluates in training mode: without dropout this means sampled reads."""
 
     def call(self, inputs, training=None, mask=None):
         return super().call(inputs, training=True, mask=mask)
@@ -158,7 +158,7 @@ def build_model(arguments, steps, updates_per_epoch):
             global_clipnorm=1.0,
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # Many devices may have to fill up their last batch.
+        # Several devices may have to pad their last batch.
         weighted_metrics=["accuracy"],
         jit_compile=training.compiled_by_xla(many_shapes=False),
     )
@@ -193,9 +193,7 @@ def callbacks(arguments):
 
 def parse_arguments(argv):
     parser = command_line.parser(__doc__, PRESETS)
-    parser.add_argument(
-        "--data", choices=pixels.DATA_SETS, help="the images to tell apart"
-    )
+    parser.add_argument("--data", choices=pixels.DATA_SETS, help="data set")
     parser.add_argument(
         "--data-dir",
         help="folder of TensorFlow Datasets (default: its own default)",
@@ -203,7 +201,7 @@ def parse_arguments(argv):
     parser.add_argument(
         "--training-images",
         type=positive,
-        help="train with so many, not all of them",
+        help="number of training images (default: all)",
     )
     parser.add_argument(
         "--epochs", type=positive, help="passes over the training data"
@@ -211,8 +209,8 @@ def parse_arguments(argv):
     parser.add_argument(
         "--decay",
         choices=("none", "step", "cosine"),
-        help="the learning rate: stays; falls to a tenth after four fifths "
-        "of the epochs; or falls along a cosine to a twentieth",
+        help="learning rate: constant; reduced to a tenth after four fifths "
+        "of the epochs; or cosine decay to a twentieth",
     )
     parser.add_argument(
         "--released-temperature",
@@ -224,7 +222,7 @@ def parse_arguments(argv):
         "--sampled-reads",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="armin, tardis, awta: go on sampling in validation and test, as "
+        help="armin, tardis, awta: keep sampling in validation and test, as "
         "the released code does; the test then also has argmax reads",
     )
     distribution.add_options(parser)
@@ -239,9 +237,11 @@ def parse_arguments(argv):
     if arguments.sampled_reads and not arguments.noise_scale:
         parser.error("--sampled-reads needs a --noise-scale above 0")
     if arguments.sampled_reads and arguments.zoneout:
-        parser.error("--sampled-reads and --zoneout exclude another")
+        parser.error("--sampled-reads and --zoneout exclude each other")
     if arguments.released_temperature and arguments.annealing:
-        parser.error("--released-temperature and --annealing exclude another")
+        parser.error(
+            "--released-temperature and --annealing exclude each other"
+        )
     if arguments.output is None:
         what = f"pixels-{arguments.data}"
         arguments.output = command_line.default_folder(what, arguments)
@@ -324,7 +324,7 @@ def run_on(engine, arguments):
         callbacks=callbacks(arguments),
     )
     model = engine.alone(model, build)
-    if model is None:  # the chief does the rest
+    if model is None:  # only the chief continues
         return None
     run.restore_best(model)
     show(model, data.test, arguments, run)
@@ -353,7 +353,7 @@ def _accuracy(model, samples):
 
 
 def argmax_accuracy(model, samples, arguments):
-    """What is left with the best slot in place of sampled ones.
+    """Accuracy with argmax reads instead of sampled ones.
 
     None where the network does not sample when it is tested.
     """
@@ -376,7 +376,7 @@ def paper_accuracy(arguments):
 
 
 def show(model, test, arguments, run):
-    """The learning curve, and the memory at work on one image."""
+    """Draw the learning curve, and the reads and writes for one image."""
     draw_curve(run.history, run.folder / "curve.png")
     if arguments.model in models.WITH_MEMORY:
         image, label = test.images[:1], test.labels[0]

@@ -1,4 +1,4 @@
-"""What ARMIN would take on many devices, by calculation.
+"""Calculated cost of ARMIN on several devices.
 
     python examples/scaling.py                             all of it
     python examples/scaling.py --preset light --devices 1 4 16
@@ -6,8 +6,8 @@
 
 Nothing is measured here. The numbers of operations follow from the equations,
 the devices are described by a few round figures (`MACHINES`), and
-examples/SCALING.md says what that leaves out. Tables are printed as they stand
-there; `--plot` draws the picture.
+examples/SCALING.md lists what is left out. The tables are those printed there;
+`--plot` draws the figure.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Machine(NamedTuple):
     link: float  # bytes/s between two devices, each way
     hop: float  # s until a message arrives at the next device
     launch: float  # s that an operation takes, however small it is
-    kernels: int  # operations of a time step and a layer, there and back
+    kernels: int  # operations per time step and layer, forward and backward
 
 
 NETWORKS = {
@@ -105,7 +105,7 @@ def forward_flops(network):
 
 
 def update_flops(network, batch):
-    """The way back multiplies twice as often as the way there."""
+    """The backward pass has twice the multiplications of the forward pass."""
     return 3 * forward_flops(network) * network.steps * batch
 
 
@@ -191,7 +191,7 @@ def shared_layer(network, machine, devices, batch=None):
     The columns of the recurrent kernels lie on several devices, the memory on
     each. Every step gathers what the input gates let through (h and r) and the
     new h, and sums two numbers per sequence for each of three layer norms; the
-    way back does as much again.
+    backward pass does the same.
     """
     batch = network.batch if batch is None else batch
     computing = 2 * network.layers * loop_pass(network, machine, batch, devices)
@@ -315,7 +315,7 @@ def draw(path):
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=100)
     plt.close(figure)
-    # A third of the size, and nobody sees the difference.
+    # A third of the size without a visible difference.
     Image.open(drawn).convert("RGB").quantize(48).save(path, optimize=True)
 
 

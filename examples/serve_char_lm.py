@@ -1,19 +1,19 @@
-"""A web page on which a character model writes, and shows what it reads.
+"""A web page that generates text with a character model and shows its reads.
 
     python examples/char_lm.py --export runs/export     train and export
     python examples/serve_char_lm.py --model runs/export
 
-Then open http://127.0.0.1:8000. The exported folder is all that is needed,
-with onnxruntime (or TensorFlow, for --export-format tf_saved_model): neither
-Keras nor keras_armin has to be installed. Each request has a memory of its
-own, and the text is sent while it is made.
+Then open http://127.0.0.1:8000. Only the exported folder and onnxruntime are
+needed (or TensorFlow, for --export-format tf_saved_model), neither Keras nor
+keras_armin. Each request has its own memory, and text is streamed as it is
+generated.
 
-Other programs can ask as the page does: POST /generate with JSON such as
+Other programs can use the same interface: POST /generate with JSON such as
 {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 20, "seed": 1}
-answers with a line of JSON for each byte, {"text": ..., "slots": [...]}.
+returns a line of JSON for each byte, {"text": ..., "slots": [...]}.
 
-Made for a few visitors on one machine: by default it listens on 127.0.0.1
-alone, and it has neither accounts nor encryption.
+Meant for a few users on one machine: by default it listens on 127.0.0.1 only,
+and it has neither accounts nor encryption.
 """
 
 import argparse
@@ -44,7 +44,7 @@ MAX_TEMPERATURE = 10
 MAX_SEED = 2**53 - 1  # the integers that JavaScript has
 MAX_GENERATIONS = 4
 MAX_CONNECTIONS = 64
-# A client that neither sends nor takes anything for so long is let go.
+# Seconds after which an idle client is disconnected.
 SECONDS_OF_PATIENCE = 20
 # Read and forgotten of a body that is too large: a client that is cut off
 # while it sends may never see the answer.
@@ -191,7 +191,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server_version = "serve_char_lm"
     sys_version = ""
     timeout = SECONDS_OF_PATIENCE
-    disable_nagle_algorithm = True  # each character is to leave at once
+    disable_nagle_algorithm = True  # send each character immediately
 
     def handle_one_request(self):
         # `timeout` is for each single read: byte by byte a client could go on
@@ -400,7 +400,7 @@ class Server(http.server.ThreadingHTTPServer):
             self.connections.release()
 
     def handle_error(self, request, client_address):
-        """Clients that go away are no news."""
+        """Clients that disconnect are not reported."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -432,7 +432,7 @@ def parse_arguments(argv):
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 lets the whole network in "
+        help="address to listen on; 0.0.0.0 accepts the whole network "
         "(default: %(default)s)",
     )
     parser.add_argument(

@@ -1,19 +1,19 @@
-"""Replace an LSTM by ARMIN of equal parameters: what happens?
+"""Replace an LSTM by ARMIN of equal parameters, and compare.
 
     python examples/swap.py                                six tasks, 3 seeds
     python examples/swap.py --tasks recall text --seeds 1  two tasks, one seed
     python examples/swap.py --settings lstm default paper  other networks too
     python examples/swap.py --updates-scale 0.1            a quick look
 
-For whoever writes `ARMIN(64)` where `LSTM(128)` was and leaves the rest as it
-is. Both networks are trained with the same data in the same order, for the
-same number of updates, by Adam at 1e-3. ARMIN gets the number of units with
-which the whole model has as many parameters as the model with the LSTM. Ten
-times in a run the model answers what was held out, as `predict` runs it. What
-comes after the last update counts; nothing is picked.
+For users who replace `LSTM(128)` by `ARMIN(64)` and change nothing else. Both
+networks are trained on the same data in the same order, for the same number of
+updates, with Adam at 1e-3. ARMIN has the number of units at which the whole
+model has as many parameters as the model with the LSTM. Each run is validated
+ten times on held-out data, as `predict` runs the model. The result is the
+validation after the last update; no checkpoint is selected.
 
-Each run is kept in `--folder` as it ends: the same command goes on where it
-was stopped, and more seeds, tasks or settings add to what is there.
+Each completed run is saved in `--folder`: the same command continues after an
+interruption, and more seeds, tasks or settings add to what is there.
 """
 
 import argparse
@@ -69,7 +69,7 @@ SETTINGS = {
 }
 POINTS = 10  # validations in a run
 LEARNING_RATE = 1e-3
-STOPPED = "stopped; the same command goes on after the last complete run"
+STOPPED = "stopped; the same command continues after the last complete run"
 
 
 def recurrent_layer(setting, units):
@@ -79,10 +79,10 @@ def recurrent_layer(setting, units):
 
 
 def parameters(task, setting, units):
-    """How many a model has, without the time to fill them."""
+    """Number of parameters of a model, without initialising them."""
     with keras.StatelessScope(initialize_variables=False):
         model = task.model(recurrent_layer(setting, units))
-    # Or Keras would fill them later, when another model is trained.
+    # Otherwise Keras would initialise them when another model is trained.
     keras.utils.clear_session(free_memory=False)
     return training.parameters(model)
 
@@ -111,12 +111,12 @@ def build_model(task, setting, units):
 
 
 def updates_of(task, scale):
-    """As many as a whole number of validations takes."""
+    """Number of updates, a multiple of the number of validations."""
     return POINTS * max(1, round(scale * task.updates / POINTS))
 
 
 def what_determines(name, setting, seed, scale):
-    """All that a run depends on, to be kept with it."""
+    """Everything that a run depends on, to be saved with it."""
     task = TASKS[name]
     units = matching_units(name, setting)
     layer = recurrent_layer(setting, units)(name=setting)
@@ -147,7 +147,7 @@ def train(given):
         targets,
         batch_size=task.batch_size,
         epochs=POINTS,
-        # An epoch goes on where the one before it ended.
+        # Each epoch continues where the previous one ended.
         steps_per_epoch=given["updates"] // POINTS,
         shuffle=False,
         validation_data=held_out,
@@ -180,7 +180,7 @@ def run_or_read(folder, name, setting, seed, scale):
     result = train(given)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(partial, path)  # a kill leaves no half of a file
+    os.replace(partial, path)  # atomic: a kill leaves no partial file
     return result
 
 
@@ -224,7 +224,7 @@ def table(results, markdown=False):
 
 
 def mean_and_spread(name, runs):
-    """Of what came out last: the mean, and the highest minus the lowest."""
+    """Mean and range of the final results."""
     last = [run["points"][-1] for run in runs]
     words = METRICS[TASKS[name].metric].words
     return f"{words(np.mean(last))} ({words(np.ptp(last))})"
@@ -292,19 +292,19 @@ def parse_arguments(argv):
         nargs="+",
         type=positive,
         default=[1, 2, 3],
-        help="of weights, data and noise (default: 1 2 3)",
+        help="seeds of weights, data and noise (default: 1 2 3)",
     )
     parser.add_argument(
         "--updates-scale",
         type=above_zero,
         default=1.0,
-        help="so many times as many updates (default: %(default)s)",
+        help="factor on the number of updates (default: %(default)s)",
     )
     parser.add_argument(
         "--folder",
         type=pathlib.Path,
         default=pathlib.Path("runs/swap"),
-        help="of the results and the picture (default: %(default)s)",
+        help="folder for results and picture (default: %(default)s)",
     )
     parser.add_argument(
         "--markdown", action="store_true", help="print the table as Markdown"

@@ -86,6 +86,68 @@ class ARMIN(AnnealedRNN):
         reset: Bool tensor of shape `(batch,)` or `(batch, time)`: samples, or
             steps of samples, that restart from the initial state.
 
+    Notes:
+        Speed and memory. Noise and everything that depends on the inputs alone
+        is computed before the loop, and the output, on which no later step
+        depends, after it. The gradient is written by hand: an overwrite is
+        undone by putting back the one row it replaced, so that the memory is
+        not kept for every step, and the gradient of each weight is one matrix
+        product after the loop. `keras.layers.RNN(ARMINCell(...))` is the
+        reference loop; both agree to 1e-10 in float64, in values and in all
+        gradients, on every backend. At inference one row is read and one is
+        replaced. `examples/RESULTS.md` has measurements.
+
+        Second derivatives. The hand-written gradient has none: asking for them
+        raises a `NotImplementedError` that says what to use instead
+        (`addressing="soft"`, `unroll=True`, a `reset` of single steps and
+        `keras.layers.RNN(ARMINCell(...))` have them). On JAX forward-mode
+        derivatives of it, and of all layers of this package, are refused by
+        JAX, since gradients are bounded in the backward pass.
+
+        State. `return_state=True` returns the output and then `output`, `h`,
+        `memory`, `pointer` and, with `recency_addressing`, `write_order`, of
+        shapes `(batch, output_size)`, `(batch, units)`,
+        `(batch, memory_slots * memory_dim)`, `(batch, 4)` and
+        `(batch, memory_slots)`; above 128 slots `write_order` has two digits a
+        slot. `pointer` is the number of writes so far in four base-128 digits,
+        least significant first. Both are exact in every dtype.
+
+        Stateful. The state is carried through `fit`, `evaluate` and `predict`
+        on every backend, with gradients cut between batches, and also from one
+        epoch to the next: `callbacks.ValidationState(reset_each_epoch=True)`
+        restarts each epoch from the initial state. Saved files hold no state:
+        a `.weights.h5` file loads into a model built for another batch size,
+        and loading resets the state; a `.keras` file keeps its batch size.
+        Nothing bounds the state of the paper's cell: do not carry it for long.
+        A wrong batch size raises a `ValueError`; inside a TensorFlow graph it
+        is an `InvalidArgumentError` that names the check
+        `stateful_layer_needs_a_batch_size_of_N` and both shapes.
+
+        Limitations of the backends. float64 on JAX needs `JAX_ENABLE_X64=1`.
+        On JAX an error inside `fit`, `evaluate` or `predict` leaves any Keras
+        model without its variables: save first if a wrong batch may come. On
+        PyTorch, `jit_compile=True` is `torch.compile`, which works but
+        compiles the loop step by step: leave it off.
+
+        For algorithmic tasks, relaxed reads with an annealed temperature and a
+        bounded state learn best:
+
+        >>> layer = keras_armin.ARMIN(
+        ...     100,
+        ...     memory_slots=51,
+        ...     memory_dim=32,
+        ...     addressing="relaxed",
+        ...     temperature=keras.optimizers.schedules.PolynomialDecay(
+        ...         2.0, 3000, 0.3
+        ...     ),
+        ...     noise_scale=1.0,
+        ...     recency_addressing=False,
+        ...     unit_gate_bias=False,
+        ...     write_inputs=True,
+        ...     learn_initial_state=True,
+        ...     return_sequences=True,
+        ... )
+
     Example:
 
     >>> layer = keras_armin.ARMIN(8, memory_slots=4)

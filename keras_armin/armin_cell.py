@@ -178,6 +178,56 @@ class ARMINCell(ARMINEquations, MemoryCell):
         on `training` therefore still learns where to read, but without noise,
         dropout and zoneout, as any Keras layer would.
 
+        `keras.layers.RNN` has limitations that a bare cell shares and the
+        layer `ARMIN` does not: a stack of one cell fails on JAX; `unroll` with
+        masks is wrong on PyTorch and JAX; a mask attached to the inputs is
+        dropped if `initial_state` is given; NaN in masked steps reaches the
+        gradients; `stateful` has no effect in `fit` on JAX; and
+        `reset_state()` sets zeros even if the initial state is learned. A
+        bare cell has no step to count a schedule by: use
+        `keras_armin.callbacks.TemperatureAnnealing` there.
+
+        Weights, for other programs. A `.weights.h5` file holds each of them
+        under its name, as in `layers/armin/cell/vars/kernel`. With
+        n = `memory_slots`, h = `units` and r = `memory_dim`, blocks of columns
+        and of rows are in this order:
+
+        - `kernel`: `(inputs, n + (h + r) + (4h + r))`; columns address, g^h,
+          g^r, i, f, g, o^h, o^r. `bias` has the same columns.
+        - `address_recurrent_kernel`: `(h, n)`.
+        - `gate_recurrent_kernel`: `(h + r, h + r)`; columns g^h, g^r; rows
+          h, r.
+        - `recurrent_kernel`: `(h + r, 4h + r)`; columns i, f, g, o^h, o^r;
+          rows gated h, gated r.
+        - `write_kernel`: `(h, r)`, or `(inputs + h, r)` with `write_inputs`,
+          and `write_bias`: `(r,)`. Only if `memory_dim` differs from `units`,
+          or with `write_inputs`.
+        - `gate_norm_gain`, `gate_norm_bias`: `(h + r,)`; `norm_gain`,
+          `norm_bias`: `(4h + r,)`; `state_norm_gain`, `state_norm_bias`:
+          `(h,)`. With `layer_norm`.
+        - `query_kernel`: `(inputs + h, r)`, `content_scale`: `()`. With
+          `content_addressing`.
+        - `recency_scale`: `()`. With `recency_addressing`.
+        - `initial_state`: `(h,)`, applied through tanh, and
+          `initial_memory`: `(n, r)`. With `learn_initial_state`.
+        - `temperature`, `noise_scale`: `()`. Not trained; the second only if
+          it is above 0.
+
+        `output_read=False` leaves the columns of o^r out. The numbers of
+        parameters agree with the paper: with an embedding of 50 symbols in
+        128 dimensions and a softmax over 50,
+        `ARMIN(500, 20, layer_norm=True, **PAPER)` has 4,028,530 trainable
+        parameters and `ARMIN(800, 20, layer_norm=True, **PAPER)` 9,800,230.
+
+        Differences from the authors' code: their `tau` multiplies the logits,
+        `temperature` divides them. Inference reads the best slot; their
+        permuted MNIST code keeps sampling. Their hard sample marks every slot
+        that equals the maximum; here a read is one-hot even if there are ties.
+        Their cell for algorithmic tasks is `PAPER` with `addressing="soft"`,
+        `state_activation="tanh"`, `output_activation=None`,
+        `write_inputs=True` and `learn_initial_state=True`; its learned initial
+        state starts at random values there, at zero here.
+
     Example:
 
     >>> cell = keras_armin.ARMINCell(8, memory_slots=4)

@@ -73,6 +73,59 @@ def export(
             model's inputs, with a dynamic batch size (except for stateful
             layers) and a dynamic length where the model has one.
         **kwargs: Passed to `model.export`.
+
+    Notes:
+        Which backend writes which format:
+
+        | `format` | TensorFlow | JAX | PyTorch |
+        | --- | --- | --- | --- |
+        | `"tf_saved_model"` (folder) | yes | yes | no: use `"torch"` |
+        | `"torch"` (`.pt2`) | no | no: use `"tf_saved_model"` | yes |
+        | `"onnx"` (`.onnx`) | yes | yes | yes |
+        | `"openvino"` (`.xml`, `.bin`) | yes | yes | yes |
+        | `"litert"` (`.tflite`) | yes (1) | no (2) | no (2) |
+
+        (1) Outputs of all steps, or masks, need a fixed batch size. (2) Load
+        the `.keras` file on TensorFlow and export it there. "Yes" means any
+        batch size, any length and the same numbers to 1e-4, tested in a
+        process that cannot import Keras. "No" raises an error that says what
+        to use. The converters come with `pip install ".[export]"`.
+
+        Keras' own `model.export` does most of the work. This function is
+        needed on PyTorch, where an ONNX file written by Keras declares any
+        length and runs with one step only, and for OpenVINO.
+
+        An exported model has no noise, and with `addressing` `"hard"` or
+        `"relaxed"` it reads one row of the memory and replaces one.
+        `stateful=True` works with `"tf_saved_model"`, at the batch size of the
+        model; other formats raise an error: use `keras_armin.step_model`,
+        which can be exported in every format. (A LiteRT step is tested with
+        one sample at a time: once it was wrong after a change of the batch
+        size, which could not be reproduced.)
+
+        `keras.layers.RNN(ARMINCell(...))` on PyTorch needs fixed sizes in
+        `input_signature`, since the loop of Keras fixes them. `ARMIN` does
+        not.
+
+        How to run a file, with a float32 NumPy array `x`:
+
+            model = tf.saved_model.load("model_folder")
+            y = model.serve(x)
+
+            model = torch.export.load("model.pt2").module()
+            y = model(torch.from_numpy(x))
+
+            model = onnxruntime.InferenceSession("model.onnx")
+            y = model.run(None, {model.get_inputs()[0].name: x})[0]
+
+            model = openvino.Core().compile_model("model.xml", "CPU")
+            y = model(x)[0]
+
+            from ai_edge_litert.interpreter import Interpreter
+            model = Interpreter("model.tflite").get_signature_runner()
+            y = model(**{name: x for name in model.get_input_details()})
+
+        `examples/RESULTS.md` has sizes, times and reduced precision.
     """
     backend = keras.backend.backend()
     filepath = str(filepath)

@@ -58,6 +58,12 @@ def trace_memory(
     Returns:
         A `MemoryTrace`.
 
+    Notes:
+        In a `Sequential` model the inputs of a layer may also be computed by
+        calling the layers before it, as in `embedding(tokens)`; the mask comes
+        along. While the memory fills, a step may read a slot that is still
+        empty.
+
     Example:
 
     >>> layer = keras_armin.ARMIN(8, memory_slots=4)

@@ -153,6 +153,13 @@ def step_model(
 
     Returns:
         A `StepModel`.
+
+    Notes:
+        Any recurrent layer of Keras may be among the layers. Layers that look
+        at several steps at once (`Bidirectional`, convolutions, pooling over
+        time) are rejected, and so are unrecognised layers unless they are
+        listed in `stepwise`, as in `stepwise=(MyLayer,)`. The step model has
+        no loop and can be exported in every format of `keras_armin.export`.
     """
     _check_model(model)
     sequence_inputs = [x for x in model.inputs if len(x.shape) > 1]

@@ -23,6 +23,12 @@ def streaming_model(
 
     Returns:
         A `StreamingModel`.
+
+    Notes:
+        `StreamingModel.export(folder)` writes a SavedModel that keeps the
+        states itself, with the signatures `serve` and `reset` (TensorFlow,
+        JAX). Other formats keep nothing between calls: export
+        `keras_armin.step_model(model)` for those.
     """
     step = step_model(model, reads=reads, stepwise=stepwise)
     return StreamingModel(step, batch_size, name=f"{model.name}_stream")

@@ -1,7 +1,8 @@
-"""Every code block of the README and every docstring example runs."""
+"""What the documents show runs, what they link to exists."""
 
 import doctest
 import importlib
+import inspect
 import pathlib
 import pkgutil
 import re
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 import keras_armin
+from keras_armin import ARMIN
+from keras_armin import ARMINCell
 from keras_armin import baselines
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
@@ -53,20 +57,58 @@ def test_docstring_examples(name):
         assert result.attempted > 0
 
 
-def test_the_readme_lists_every_argument():
-    from keras_armin.armin_cell import cell_arguments
+def test_the_docstrings_describe_every_argument():
+    cell, layer = inspect.signature(ARMINCell), inspect.signature(ARMIN)
+    for name in {*cell.parameters, *layer.parameters} - {"kwargs"}:
+        assert re.search(rf"\b{name}\b", ARMIN.__doc__), name
+    for name in set(cell.parameters) - {"kwargs"}:
+        assert re.search(rf"\b{name}\b.*:", ARMINCell.__doc__), name
 
-    text = README.read_text()
-    for name in cell_arguments():
-        stem = re.sub(r"^(kernel|recurrent|bias)_(?=init|reg|con)", "*_", name)
-        assert f"`{name}`" in text or f"`{stem}`" in text, name
+
+def test_the_arguments_of_the_readme_have_its_defaults():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", README.read_text(), re.M)
+    parameters = inspect.signature(ARMIN).parameters
+
+    assert len(rows) == 10
+    for name, default in rows:
+        expected = parameters[name].default
+        if expected is not inspect.Parameter.empty:
+            written = default.strip("`").split("`")[0].strip('"')
+            assert written == str(expected), name
 
 
-def test_links_of_the_readme_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
+def anchors(path):
+    """Of the headings of a Markdown file, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", x).lower().replace(" ", "-") for x in titles
+    }
+
+
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "examples/README.md",
+    "examples/RESULTS.md",
+)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_relative_links_lead_somewhere(name):
+    document = ROOT / name
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text())
+
     assert links
     for link in links:
-        assert (README.parent / link).exists(), link
+        file, _, anchor = link.partition("#")
+        target = document.parent / file if file else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 220
 
 
 def test_all_public_names_exist_and_are_documented():

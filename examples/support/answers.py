@@ -1,10 +1,10 @@
-"""What a network answers to an algorithmic task, judged and shown."""
+"""Evaluate and print answers to the algorithmic tasks."""
 
 import numpy as np
 
 
 def judge(logits, targets, weights):
-    """Loss of a bit, and share of sequences without a wrong one.
+    """Loss per bit, and share of sequences without a wrong bit.
 
     `targets` and `weights` are those of `sequences`.
     """

@@ -43,7 +43,7 @@ def parser(description, presets):
         "--preset",
         choices=presets,
         default=next(iter(presets)),
-        help="settings to start from; options given beside it come first. "
+        help="settings to start from; other options override it. "
         + "; ".join(f"{name}: {words}" for name, words in presets.items())
         + " (default: %(default)s)",
     )
@@ -51,7 +51,7 @@ def parser(description, presets):
         "--seed",
         type=int,
         default=1,
-        help="of weights, data and noise (default: %(default)s)",
+        help="seed of weights, data and noise (default: %(default)s)",
     )
     _add_training(made.add_argument_group("training"))
     _add_files(made.add_argument_group("files"))
@@ -61,17 +61,17 @@ def parser(description, presets):
 
 def _add_training(group):
     group.add_argument(
-        "--batch-size", type=positive, help="sequences in an update"
+        "--batch-size", type=positive, help="sequences per update"
     )
     group.add_argument(
         "--learning-rate",
         type=above_zero,
-        help="at the start, where the preset lets it fall",
+        help="initial learning rate, if the preset decays it",
     )
     group.add_argument(
         "--minutes",
         type=above_zero,
-        help="stop at the end of the epoch in which so much time has passed",
+        help="stop at the end of the epoch in which this time is exceeded",
     )
     group.add_argument(
         "--deterministic",
@@ -96,7 +96,7 @@ def _add_files(group):
     group.add_argument(
         "--overwrite",
         action="store_true",
-        help="start anew where --output holds an unfinished run",
+        help="overwrite an unfinished run in --output",
     )
 
 
@@ -111,7 +111,7 @@ def parse(made, argv, preset_values):
 
 
 def settings(arguments):
-    """What determines the numbers of a run, as a dict for JSON."""
+    """Everything that determines the results of a run, as a dict for JSON."""
     found = {
         name: value
         for name, value in vars(arguments).items()

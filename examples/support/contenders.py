@@ -1,4 +1,4 @@
-"""What the benchmark compares, as calls that can be timed.
+"""The networks that the benchmark compares, as calls that can be timed.
 
 Every function here returns a dict from a name to a call without arguments,
 which does the work and returns when it is done.

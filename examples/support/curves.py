@@ -4,9 +4,8 @@
         "ARMIN=runs/a1,runs/a2" "LSTM=runs/b1"
 
 A curve is a label and its runs: folders of runs, or their log.csv. The line
-is the median of the runs, the band goes from the lowest to the highest. Both
-end with the shortest run; those that go on do so as thin lines. Several panels
-are had by
+is the median of the runs, the band is their range. Both end with the shortest
+run; longer runs continue as thin lines. For several panels use
 
     --panel copy "ARMIN=..." "LSTM=..." --panel sort "ARMIN=..." "LSTM=..."
 """

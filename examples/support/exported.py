@@ -1,4 +1,4 @@
-"""Reads what `char_lm.py --export` wrote. No Keras is needed for that.
+"""Loads models written by `char_lm.py --export`. Keras is not needed.
 
 A folder holds
 
@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 
 
 class ExportedModel:
-    """One step of a network, as a function without a state of its own."""
+    """One step of a network, as a stateless function."""
 
     def __init__(self, description, call):
         self.vocabulary = bytes(description["vocabulary"])

@@ -33,12 +33,12 @@ def check_tools(format):
 
 
 def export(model, vocabulary, folder, format=FORMATS[0]):
-    """Write one step of the model, and see that it does what Keras does.
+    """Write one step of the model, and check it against Keras.
 
     Args:
         model: A model from indices of characters to logits.
         vocabulary: bytes, one for each index.
-        folder: Where to. An export that is there already is replaced.
+        folder: Output folder. An existing export is replaced.
     """
     check_tools(format)
     _check_folder(folder)
@@ -52,7 +52,7 @@ def export(model, vocabulary, folder, format=FORMATS[0]):
     try:
         written = exported.load(folder)
     except exported.ExportError as error:
-        raise RunError(f"What was exported is of no use: {error}") from error
+        raise RunError(f"The exported model cannot be used: {error}") from error
     _compare(step, written)
 
 

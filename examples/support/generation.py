@@ -1,9 +1,8 @@
 """Text from a trained character model, by a compiled loop over its steps.
 
-Where TensorFlow or JAX run Keras the whole text is one call of a compiled
-function; torch runs the loop as it is. `examples.support.sampling` has the
-rule for what comes next, and the loop for an exported model, which gives the
-same text for the same seed.
+On TensorFlow and JAX the whole text is one call of a compiled function; torch
+runs the loop eagerly. `examples.support.sampling` has the sampling rule, and
+the loop for an exported model, which gives the same text for the same seed.
 """
 
 import keras
@@ -15,9 +14,9 @@ from examples.support import sampling
 
 
 class Writer:
-    """Writes with the weights that a model has at the time.
+    """Generates text with the current weights of a model.
 
-    What was compiled is used again for texts of the same length, prompt
+    The compiled loop is reused for texts of the same length, prompt
     included.
 
     Args:
@@ -35,9 +34,9 @@ class Writer:
 
         Args:
             prompt: Indices of characters, at least one.
-            temperature: The higher, the bolder; at zero it is always the
+            temperature: Sampling temperature; zero always takes the
                 likeliest character.
-            top_k: Choose from the so many likeliest. Defaults to all.
+            top_k: Sample from this many likeliest. Defaults to all.
             seed: The same seed gives the same text.
         """
         if len(prompt) == 0:
@@ -89,7 +88,7 @@ class Writer:
 def compiled_step(step):
     """A step model as a compiled function from and to lists of arrays.
 
-    `predict_on_batch` would be compiled anew at each call on JAX.
+    `predict_on_batch` would be recompiled at each call on JAX.
     """
     call = _compiled(lambda *inputs: step(list(inputs)), step)
 

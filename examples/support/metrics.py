@@ -1,4 +1,4 @@
-"""Metrics under the names people know."""
+"""Metrics with familiar names."""
 
 import keras
 

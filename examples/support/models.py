@@ -1,8 +1,7 @@
 """The networks that the example scripts train, by name.
 
-A network is a function from the options of a command line, those that
-`add_options` adds, and from arguments of the layer to a layer. It takes the
-options it knows and leaves the others.
+A network is a function from command line options (those of `add_options`) and
+layer arguments to a layer. It uses the options it knows and ignores the others.
 """
 
 import argparse
@@ -22,8 +21,8 @@ from keras_armin.baselines import AwTA
 from keras_armin.baselines import LayerNormLSTM
 
 # How the equations differ between the paper and the authors' released code,
-# which bounds the state by tanh, and outputs it and what it read as they are.
-# Neither bounds what is written; "long" is for long sequences.
+# which bounds the state by tanh and applies no activation to the output.
+# Neither bounds what is written; "long" does, for long sequences.
 _BOUNDED = {
     "state_activation": "tanh",
     "output_activation": None,
@@ -207,7 +206,7 @@ def add_options(parser):
     network.add_argument("--units", type=positive, help="hidden units")
     network.add_argument("--slots", type=positive, help="memory slots")
     network.add_argument(
-        "--memory-dim", type=positive, help="width of a slot, if not --units"
+        "--memory-dim", type=positive, help="size of a slot (default: --units)"
     )
     network.add_argument(
         "--layer-norm",
@@ -215,7 +214,7 @@ def add_options(parser):
         help="layer normalisation",
     )
     network.add_argument(
-        "--zoneout", type=rate, help="share of the state that is kept"
+        "--zoneout", type=rate, help="zoneout rate of the state"
     )
     network.add_argument(
         "--zoneout-hidden",
@@ -225,9 +224,9 @@ def add_options(parser):
     network.add_argument(
         "--cell",
         choices=CELLS,
-        help="armin, awta: those of the paper, those with a bounded state, "
-        "those of the released code for algorithmic tasks or pixels, or those "
-        "for long sequences",
+        help="armin, awta: equations of the paper, with a bounded state, of "
+        "the released code for algorithmic tasks or pixels, or for long "
+        "sequences",
     )
     network.add_argument(
         "--addressing",
@@ -256,13 +255,13 @@ def add_options(parser):
         help="armin: start with the input gates more open than the paper's",
     )
     network.add_argument(
-        "--temperature", type=float, help="of those reads, at the start"
+        "--temperature", type=float, help="initial temperature of those reads"
     )
     network.add_argument("--final-temperature", type=float, help="at the end")
     network.add_argument(
         "--annealing",
         type=at_least_zero,
-        help="updates from the one to the other; 0 stays at the first",
+        help="updates of annealing; 0 keeps the initial temperature",
     )
     network.add_argument(
         "--reads", type=positive, help="ntm, dnc, sam: read heads"

@@ -1,12 +1,12 @@
-"""Peak memory of one training step, measured in a process of its own.
+"""Peak memory of one training step, measured in a separate process.
 
     python -m examples.support.peak_memory ARMIN 128 20 128 64 200
 
-The step is run once, so that everything is compiled. Then memory that is free
-goes back to the system, the kernel's record of the peak is reset, and the
-step is run again. What is printed is how far the peak rose above what the
-process held before, in bytes. TensorFlow gives nothing back: there it is what
-the process held before the first run.
+The step is run once, so that everything is compiled. Then free memory is
+returned to the system, the kernel's record of the peak is reset, and the step
+is run again. The script prints how far the peak rose above what the process
+held before, in bytes. TensorFlow does not return memory: there the baseline is
+what the process held before the first run.
 """
 
 import ctypes

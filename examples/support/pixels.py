@@ -1,8 +1,8 @@
 """Images one pixel at a time, in a scrambled order, as tf.data pipelines.
 
-An image becomes a sequence of its pixels, from 0 to 1, each a step of its
-own. One permutation, the same for all images, takes away what is near to
-what: only a network that remembers the whole sequence can tell the digit.
+An image becomes a sequence of its pixels, from 0 to 1, one per step. One
+permutation, the same for all images, removes spatial locality: only a network
+that remembers the whole sequence can classify the digit.
 """
 
 from typing import NamedTuple

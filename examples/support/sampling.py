@@ -1,4 +1,4 @@
-"""Which character comes next: the rule, for NumPy and for compiled loops.
+"""How the next character is sampled, for NumPy and for compiled loops.
 
 Needs NumPy alone. To add Gumbel noise to logits and take the largest is to
 draw from their softmax; noise times a temperature is logits divided by it. So
@@ -19,9 +19,9 @@ def choose(xp, logits, noise, temperature, top_k):
     Args:
         xp: `numpy` or `keras.ops`.
         logits, noise: `(symbols,)`.
-        temperature: The higher, the bolder; zero takes the likeliest.
-        top_k: Only the so many likeliest are chosen from, and what is as
-            likely as the last of them. May be larger than `symbols`.
+        temperature: Sampling temperature; zero takes the likeliest.
+        top_k: Sample from this many likeliest, ties included. May be larger
+            than `symbols`.
     """
     symbols = logits.shape[-1]
     last = symbols - xp.minimum(top_k, symbols)
@@ -31,7 +31,7 @@ def choose(xp, logits, noise, temperature, top_k):
 
 
 def write(step, states, prompt, length, temperature, top_k, seed):
-    """Goes through the prompt, then on by itself, a character at a time.
+    """Feeds the prompt, then generates, one character at a time.
 
     Args:
         step: Function from an index and the list of states to logits

@@ -1,6 +1,6 @@
 """The algorithmic tasks as tf.data pipelines, a function of seed and step.
 
-Every task shows a sequence and then asks for an answer, while the input is
+Every task shows a sequence and then expects an answer, while the input is
 zero. A batch is `(inputs, targets, weights)` of shapes `(batch, time,
 inputs)`, `(batch, time, outputs)` and `(batch, time)`:
 
@@ -9,8 +9,8 @@ inputs)`, `(batch, time, outputs)` and `(batch, time)`:
     targets   zeros              the answer                     zeros
     weights   zeros              time / answer                  zeros
 
-The weights pick the answer and give every sequence the same say: with them,
-the mean over batch and time is the mean loss of a bit of an average sequence.
+The weights select the answer and make all sequences count equally: with them,
+the mean over batch and time is the loss per bit, averaged over sequences.
 """
 
 import math
@@ -291,7 +291,7 @@ def priority_sort(bounds="released", width=8, columnwise=False):
 
     Of 40 vectors 30 are asked for, of other numbers as large a share.
     `columnwise` is what the authors' code does and the paper's figures come
-    from: every bit column is sorted for itself, whatever the priorities.
+    from: every bit column is sorted independently, ignoring the priorities.
     """
 
     def draw(sizes, longest, seed):

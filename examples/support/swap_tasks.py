@@ -2,8 +2,8 @@
 
 A task draws its samples from a NumPy generator: `draw(rng, samples,
 held_out)` gives inputs and targets. What is held out comes from another part
-of the task than what is trained with, where a task has so few samples that
-they would meet again. Its model is a `keras.Sequential` around
+of the task than the training data, if a task has so few samples that
+they would overlap. Its model is a `keras.Sequential` around
 `recurrent(**arguments)`, which makes one recurrent layer.
 """
 
@@ -22,13 +22,13 @@ _HELD_OUT_SEED = 10_000
 
 
 class Task(NamedTuple):
-    """A task, and how long an LSTM of how many units is trained with it."""
+    """A task, with the size of the LSTM and the length of the training."""
 
     title: str
     draw: Callable  # (rng, samples, held_out) -> inputs, targets
     layers: Callable  # recurrent -> the layers after the input
     metric: str  # a key of METRICS
-    chance: float | None  # of an answer without a look, where it is known
+    chance: float | None  # metric of a constant answer, if known
     units: int
     updates: int
     batch_size: int

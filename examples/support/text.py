@@ -171,7 +171,7 @@ def _read_enwik8(data_dir):
         raise RunError(
             f"{path} is not enwik8: it holds {len(found):,} bytes with the "
             f"MD5 {md5}; expected are {ENWIK8_LENGTH:,} bytes and "
-            f"{ENWIK8_MD5}. It can be had from {ENWIK8_URL}."
+            f"{ENWIK8_MD5}. Download it from {ENWIK8_URL}."
         )
     return found
 
@@ -187,7 +187,7 @@ def _unpack(path):
     except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as e:
         raise RunError(
             f"{path} ({len(packed):,} bytes) is damaged or cut off: {e}. "
-            f"It can be had from {ENWIK8_URL}."
+            f"Download it from {ENWIK8_URL}."
         ) from e
     return packed
 

@@ -66,5 +66,5 @@ def _label(axis, characters):
 
 
 def visible(character):
-    """A mark for what would leave no trace on paper."""
+    """A visible mark for whitespace characters."""
     return {" ": "␣", "\n": "↵", "\t": "→"}.get(character, character)

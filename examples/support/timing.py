@@ -1,4 +1,4 @@
-"""Times that can be compared on a machine that is not quiet."""
+"""Times that can be compared on a busy machine."""
 
 import time
 
@@ -8,9 +8,9 @@ import keras
 def best_times(calls, repeats, title, warm_up=2):
     """The shortest of `repeats` runs of each call, and its first, in seconds.
 
-    The calls take turns, so that a busy moment of the machine meets all of
-    them, and the shortest run is the one it disturbed least. The first run
-    holds what is compiled.
+    The calls take turns, so that other load affects all of them, and the
+    shortest run is the least disturbed one. The first run includes
+    compilation.
     """
     print(title)
     bar = keras.utils.Progbar(len(calls) * (warm_up + repeats), unit_name="run")

@@ -3,16 +3,16 @@
 A run lives in a folder:
 
     settings.json       the command line it was started with
-    resume.npz          all it takes to go on, written after each epoch
+    resume.npz          everything needed to continue, written after each epoch
     best.weights.h5     the weights with the best validation so far
     log.csv             a row per epoch
     tensorboard/        the same for TensorBoard
-    result.json         what came out; there once the run is complete
+    result.json         the result, once the run is complete
 
 An epoch is a number of updates after which the run is validated and saved.
-What was done since the last save is lost in a kill and done again by a
-resume, to the same numbers: data is a function of seed and step, and the
-resume file holds every variable, seeds and carried states included.
+After a kill, `--resume` repeats what was done since the last save, with the
+same results: data is a function of seed and step, and the resume file holds
+every variable, seeds and carried states included.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class Run:
 
     Args:
         folder: Where its files are kept.
-        settings: dict of what determines the numbers, to be compared on a
-            resume. Values must survive JSON.
-        resume: bool. Go on with the run in `folder`.
-        overwrite: bool. Start anew even if `folder` holds an unfinished run.
+        settings: dict of what determines the results, compared on a resume.
+            Values must survive JSON.
+        resume: bool. Continue the run in `folder`.
+        overwrite: bool. Restart even if `folder` holds an unfinished run.
         engine: The devices, one of `examples.support.distribution`. Of several
             processes one writes; all have to see the folder.
     """
@@ -83,7 +83,7 @@ class Run:
         if unfinished and not overwrite:
             raise RunError(
                 f"{self.folder} holds an unfinished run. Go on with it by "
-                "--resume, start anew by --overwrite, or choose another "
+                "--resume, restart with --overwrite, or choose another "
                 "folder by --output."
             )
         self.engine.wait()  # until all have looked
@@ -186,7 +186,7 @@ class Run:
         if self.epoch >= epochs or (self.history and stop_when(self.history)):
             return self.history
         if self.engine.is_chief:
-            # From now on it is not finished.
+            # From here on the run is unfinished.
             (self.folder / "result.json").unlink(missing_ok=True)
         model.fit(
             self.engine.data(data(self.epoch * steps_per_epoch)),
@@ -249,7 +249,7 @@ class Run:
         saved, self._saved = self._saved, None
         arrays = [saved[f"variable_{i}"] for i in range(len(saved))]
         with self.engine.scope():
-            # It would otherwise have no variables before the first update.
+            # Otherwise it has no variables before the first update.
             model.optimizer.build(model.trainable_variables)
         variables = _variables(model)
         shapes = [tuple(array.shape) for array in arrays]
@@ -332,7 +332,7 @@ def _read_resume_file(path):
         arrays["history"] = json.loads(str(arrays["history"]))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise RunError(
-            f"{path} is damaged ({error}). Start anew by --overwrite."
+            f"{path} is damaged ({error}). Restart with --overwrite."
         ) from error
     return arrays
 

@@ -1,14 +1,12 @@
-"""Training on many devices: a word of the command line, an engine behind it.
+"""Distributed training: the `--distribute` option and the engines behind it.
 
-Each backend brings its own way to talk between devices, and it alone is used:
-`keras.distribution` on JAX, `tf.distribute` on TensorFlow and
-`DistributedDataParallel` on torch. What a script asks of them is the interface
-of `Engine`; without `--distribute` it gets `OneDevice`.
+Each backend uses its own API: `keras.distribution` on JAX, `tf.distribute` on
+TensorFlow and `DistributedDataParallel` on torch. Scripts use them through the
+interface of `Engine`; without `--distribute` they get `OneDevice`.
 
-A batch keeps its size however many devices share it: each takes an equal part,
-the first device the first samples, in every batch. So each carries the memory
-of its own samples, and gradients, losses and metrics are those of the whole
-batch.
+The batch size is global: each device takes an equal part of every batch, the
+first device the first samples. Each device therefore carries the memory of its
+own samples, and gradients, losses and metrics are those of the global batch.
 """
 
 import importlib
@@ -24,11 +22,11 @@ _TAKES = {"jax": ("data", "model"), "tensorflow": ("data",), "torch": ("data",)}
 
 
 def add_options(parser):
-    group = parser.add_argument_group("many devices")
+    group = parser.add_argument_group("distributed training")
     group.add_argument(
         "--distribute",
         choices=("data", "model"),
-        help="train on all devices, each with a part of the batch; `model` "
+        help="train on all devices, each on a part of the batch; `model` "
         "(JAX) also splits the kernels of ARMIN. Several processes: JAX by "
         "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, "
         "TensorFlow by TF_CONFIG, torch by torchrun",
@@ -41,7 +39,7 @@ def add_options(parser):
     group.add_argument(
         "--virtual-devices",
         type=positive,
-        help="JAX, TensorFlow: make so many devices of the CPU, to try it out",
+        help="JAX, TensorFlow: number of virtual CPU devices, to try it out",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the scripts ask of their devices."""
+"""The interface between scripts and devices."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ class Engine:
 
     def __enter__(self):
         if not self.is_chief:
-            # Nobody wants to read everything twice.
+            # Print everything only once.
             sys.stdout = open(os.devnull, "w")
         return self
 
@@ -44,7 +44,7 @@ class Engine:
         self.leave()
 
     def _break_off(self, error):
-        """An end that waits for nobody: the others may wait for this one."""
+        """Exit without waiting: the other processes may wait for this one."""
         if self.lost_others(error):
             print(f"error: {LOST}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Many devices on JAX, by `keras.distribution`.
+"""Distributed training on JAX, with `keras.distribution`.
 
 There is one model and one computation over all devices, of all processes: the
 compiler splits it. So the noise of a sample does not depend on the number of

@@ -1,9 +1,9 @@
-"""Many devices on TensorFlow, by `tf.distribute`.
+"""Distributed training on TensorFlow, with `tf.distribute`.
 
-Each device has a replica of the model, for its part of the batch. What all
-have in common is mirrored. Variables without an aggregation, states and seeds
-among them, are written by each replica for itself. Noise comes of a seed for
-each replica, and so depends on how many there are.
+Each device has a replica of the model, for its part of the batch. Shared
+variables are mirrored. Variables without an aggregation, such as states and
+seeds, are written by each replica independently. Each replica has its own seed,
+so the noise depends on the number of replicas.
 """
 
 import os

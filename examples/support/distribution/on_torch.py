@@ -1,10 +1,10 @@
-"""Many processes on torch, started by torchrun, by `DistributedDataParallel`.
+"""Distributed training on torch: torchrun and `DistributedDataParallel`.
 
-Each process has a model of its own, for its part of the batch. Gradients are
-averaged on the way back and clipped afterwards; metrics are summed. States are
-nobody else's: they are no buffers, and DDP hands out parameters once only, at
-the start. Noise comes of a seed for each process, and so depends on how many
-there are.
+Each process has its own model, for its part of the batch. Gradients are
+averaged in the backward pass and clipped afterwards; metrics are summed. States
+are local to a process: they are not buffers, and DDP broadcasts parameters only
+once, at the start. Each process has its own seed, so the noise depends on the
+number of processes.
 """
 
 import contextlib
