@@ -33,11 +33,15 @@ def size_or_default(name, value, default):
 
 
 def memory_dim(value, units):
-    """As `size`; `None` is `units`, and `"half"` is half of them."""
-    if isinstance(value, str):
-        choice("memory_dim", value, ("half",))
+    """A size, `None` for `units`, or `"half"` of them, rounded up."""
+    if value is None:
+        return units
+    if value == "half":
         return -(-units // 2)
-    return size_or_default("memory_dim", value, units)
+    if isinstance(value, str):
+        takes = 'a positive integer, None or "half"'
+        raise ValueError(_message("memory_dim", value, takes))
+    return size("memory_dim", value)
 
 
 def _real(name, value, takes):

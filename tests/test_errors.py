@@ -26,6 +26,7 @@ BAD_ARGUMENTS = [
     ("memory_slots", np.bool_(True), TypeError, "a positive integer"),
     ("memory_dim", -1, ValueError, "a positive integer"),
     ("memory_dim", 1.0, TypeError, "a positive integer"),
+    ("memory_dim", "third", ValueError, 'a positive integer, None or "half"'),
     ("zoneout", 1.0, ValueError, r"a number in \[0, 1\)"),
     ("zoneout", -0.1, ValueError, r"a number in \[0, 1\)"),
     ("dropout", 1.5, ValueError, r"a number in \[0, 1\)"),
@@ -132,7 +133,8 @@ def test_unknown_time_with_unroll():
 
 
 def good_states(batch=BATCH):
-    sizes = [2 * UNITS, UNITS, SLOTS * UNITS, 4, SLOTS]
+    width = -(-UNITS // 2)  # the default of `memory_dim`
+    sizes = [UNITS + width, UNITS, SLOTS * width, 4, SLOTS]
     return [np.zeros((batch, size), "float32") for size in sizes]
 
 

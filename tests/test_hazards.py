@@ -92,9 +92,7 @@ def updated(layer, x, optimizer=None, updates=5):
         [
             keras.Input(batch_shape=x.shape),
             layer,
-            # Bounded: a regression on outputs that nothing bounds, as with a
-            # `memory_dim`, diverges by itself at this learning rate.
-            keras.layers.Dense(2, activation="tanh"),
+            keras.layers.Dense(2),
         ]
     )
     model.compile(optimizer, "mse", **fast)

@@ -506,7 +506,7 @@ class TestMode:
         model = Model()
         model.compile("sgd", "mse")
         try:
-            y = np.zeros((BATCH, 2 * UNITS))
+            y = np.zeros((BATCH, layer.cell.output_size))
             model.fit(x, y, verbose=0, callbacks=[Break()])
         except KeyboardInterrupt:
             pass
