@@ -104,7 +104,8 @@ def test_a_trace_in_mixed_precision(frozen, rng):
     np.testing.assert_array_equal(
         trace_memory(layer, x).write_slots, trace_memory(exact, x).write_slots
     )
-    assert tuple(layer(x, training=True).shape) == (BATCH, layer.cell.output_size)
+    outputs = layer(x, training=True)
+    assert tuple(outputs.shape) == (BATCH, layer.cell.output_size)
 
 
 def test_the_inputs_of_a_masked_layer_in_a_model(rng):
