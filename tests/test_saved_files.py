@@ -32,7 +32,7 @@ each_file = pytest.mark.parametrize(
 
 def assert_saved_outputs(model, path):
     saved = np.load(path.with_name("outputs.npz"))
-    # Not `predict`, which torch would compile for minutes.
+    # Not `predict`: it may compile, which takes minutes on torch.
     np.testing.assert_allclose(
         array(model(saved["x"])), saved[path.name], atol=1e-6
     )

@@ -22,6 +22,11 @@ TORCH_LSTM = "torch.nn.LSTM"
 XLA = " with XLA"
 
 
+# Slots as wide as the state, the paper's and the most work for a given number
+# of units.
+WIDTH = {"memory_dim": None}
+
+
 def armin_parameters(units, slots, inputs):
     columns = slots + 7 * units
     products = columns * (inputs + 1) + units * slots + 2 * units * 7 * units
@@ -40,9 +45,9 @@ def layers(units, slots, inputs):
     """The layers to compare, the LSTM with as many parameters as ARMIN."""
     lstm_units = equal_lstm_units(units, slots, inputs)
     found = {
-        FUSED: ARMIN(units, slots, return_sequences=True, seed=1),
+        FUSED: ARMIN(units, slots, **WIDTH, return_sequences=True, seed=1),
         PLAIN: keras.layers.RNN(
-            ARMINCell(units, slots, seed=1), return_sequences=True
+            ARMINCell(units, slots, **WIDTH, seed=1), return_sequences=True
         ),
         LSTM: keras.layers.LSTM(lstm_units, return_sequences=True),
     }
@@ -226,7 +231,7 @@ _INFERENCE = {
 def generators(units, slots, inputs, symbols, time):
     """Text generation: each step's input is the last step's best symbol."""
     cells = {
-        FUSED: ARMINCell(units, slots),
+        FUSED: ARMINCell(units, slots, **WIDTH),
         LSTM: keras.layers.LSTMCell(equal_lstm_units(units, slots, inputs)),
     }
     return {
