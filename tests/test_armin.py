@@ -97,6 +97,7 @@ def test_no_two_blocks_start_equal(seed):
     layer = ARMIN(
         UNITS,
         memory_slots=UNITS,
+        memory_dim=UNITS,
         write_inputs=True,
         content_addressing=True,
         kernel_initializer=keras.initializers.GlorotUniform(seed=seed),
@@ -142,7 +143,7 @@ def test_fan_out_is_that_of_a_block():
 
 
 def test_recurrent_blocks_are_orthogonal():
-    layer = ARMIN(UNITS)
+    layer = ARMIN(UNITS, memory_dim=UNITS)
     layer.build((None, None, FEATURES))
     for block in block_slices([UNITS] * 5):
         columns = array(layer.cell.recurrent_kernel)[:, block]
@@ -340,6 +341,7 @@ def test_a_read_over_thousands_of_slots_survives_float16(addressing):
     layer = ARMIN(
         2,
         4096,
+        2,
         addressing=addressing,
         temperature=5.0,
         learn_initial_state=True,

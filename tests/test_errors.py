@@ -156,12 +156,10 @@ def test_wrong_shapes_of_initial_states(rng):
     states = good_states()
     states[2] = np.zeros((BATCH, SLOTS, UNITS), "float32")
     with pytest.raises(
-        ValueError, match=r"initial_state \(memory\).*\(3, 30\).*\(3, 5, 6\)"
+        ValueError, match=r"initial_state \(memory\).*\(3, 15\).*\(3, 5, 6\)"
     ):
         layer(inputs(rng), initial_state=states)
-    with pytest.raises(
-        ValueError, match=r"initial_state \(output\).*\(2, 12\)"
-    ):
+    with pytest.raises(ValueError, match=r"initial_state \(output\).*\(2, 9\)"):
         layer(inputs(rng), initial_state=good_states(batch=2))
 
 
@@ -176,7 +174,7 @@ def test_wrong_states_of_the_cell(rng):
     cell.build(x.shape)
     with pytest.raises(ValueError, match="`states`.*5 tensors.*3 of them"):
         cell(x, good_states()[:3])
-    with pytest.raises(ValueError, match=r"`states \(output\)`.*\(2, 12\)"):
+    with pytest.raises(ValueError, match=r"`states \(output\)`.*\(2, 9\)"):
         cell(x, good_states(batch=2))
 
 
