@@ -76,18 +76,23 @@ def order_digits(memory_slots: int) -> int:
 
 def order_to_ranks(order, memory_slots: int, dtype):
     """Ranks `(batch, n)` from the state `(batch, n * digits)`."""
-    digits = (-1, memory_slots, order_digits(memory_slots))
-    distance = pointer_to_count(ops.reshape(order, digits))
-    first = memory_slots - 1 - backends.arange(memory_slots)
-    return ops.cast(_wrap_around(distance + first, memory_slots), dtype)
+    digits, distance = order_digits(memory_slots), order
+    if digits > 1:
+        digits = ops.reshape(order, (-1, memory_slots, digits))
+        distance = pointer_to_count(digits)
+    first = memory_slots - 1 - ops.cast(backends.arange(memory_slots), dtype)
+    return _wrap_around(ops.cast(distance, dtype) + first, memory_slots)
 
 
 def ranks_to_order(ranks, dtype):
     """The state `(batch, n * digits)` from ranks `(batch, n)`."""
     slots = ranks.shape[-1]
-    distance = ops.cast(ranks, "int32") + 1 + backends.arange(slots)
-    digits = order_digits(slots)
-    order = count_to_pointer(_wrap_around(distance, slots), dtype, digits)
+    # In floats: as integers OpenVINO gets them wrong in batches of several.
+    distance = ranks + 1 + ops.cast(backends.arange(slots), ranks.dtype)
+    distance, digits = _wrap_around(distance, slots), order_digits(slots)
+    if digits == 1:
+        return ops.cast(distance, dtype)
+    order = count_to_pointer(ops.cast(distance, "int32"), dtype, digits)
     return ops.reshape(order, (-1, slots * digits))
 
 

@@ -87,7 +87,7 @@ class StepModel(keras.Model):
     >>> states = step.initial_states(batch_size=2)
     >>> output, *states = step([np.zeros((2, 3), "float32"), *states])
     >>> tuple(output.shape)
-    (2, 16)
+    (2, 12)
     """
 
     def __call__(self, inputs, *args, **kwargs):

@@ -49,7 +49,7 @@ class StreamingModel(keras.Model):
     ...     keras.Input((None, 3)), keras_armin.ARMIN(8, memory_slots=4)])
     >>> stream = keras_armin.streaming_model(model, batch_size=2)
     >>> tuple(stream(np.zeros((2, 3), "float32")).shape)
-    (2, 16)
+    (2, 12)
     """
 
     def __init__(self, step, batch_size=1, **kwargs):

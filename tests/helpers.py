@@ -48,6 +48,7 @@ FULL = {
     "noise_scale": 0.6,
     "recency_addressing": False,
     "unit_gate_bias": False,
+    "write_activation": "softsign",
     **KERAS_OBJECTS,
     "dropout": 0.2,
     "recurrent_dropout": 0.3,

@@ -157,6 +157,8 @@ def test_pairwise_set_agrees_in_float32(options, training, rng):
     "options",
     [
         {"use_bias": False, "memory_dim": DIM, "write_inputs": True},
+        {"write_activation": None, "memory_dim": DIM},
+        {"write_activation": "softsign", "write_inputs": True},
         {"output_read": False},
         {"output_read": False, "layer_norm": True, "memory_dim": DIM},
         {"zoneout": 0.4},

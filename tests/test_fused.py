@@ -236,6 +236,7 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
             "recurrent_activation": st.sampled_from(["sigmoid", "softsign"]),
             "state_activation": ACTIVATIONS,
             "output_activation": ACTIVATIONS,
+            "write_activation": st.sampled_from([None, "tanh", "hard_tanh"]),
             "use_bias": st.booleans(),
             "layer_norm": st.booleans(),
             "write_inputs": st.booleans(),
@@ -349,6 +350,7 @@ def test_the_layer_falls_back_to_the_reference_loop(rng, monkeypatch):
     ARMIN(UNITS, SLOTS, addressing="soft")(x, training=True)
     ARMIN(UNITS, SLOTS, unroll=True)(x, training=True)
     ARMIN(UNITS, SLOTS)(x, reset=np.zeros((BATCH, TIME), bool), training=True)
+    ARMIN(UNITS, SLOTS, write_activation="softsign")(x, training=True)
     trace_memory(ARMIN(UNITS, SLOTS), x, training=True)
 
     assert not calls

@@ -75,7 +75,9 @@ def test_training_gradients_match_finite_differences(
     weights = reference.random_weights(rng, FEATURES, UNITS, options)
     x = inputs(rng, dtype="float64")
     noise = random_noise(rng, slots=slots)
-    width = UNITS + (options.get("memory_dim") or UNITS)
+    width = UNITS + reference.slot_width(
+        UNITS, options.get("memory_dim", "half")
+    )
     weigh = rng.normal(size=(BATCH, TIME, width))
 
     def loss(weights):

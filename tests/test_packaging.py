@@ -88,7 +88,7 @@ import numpy as np, keras, keras_armin
 x = np.zeros((2, 3, 4), "float32")
 model = keras.Sequential([keras.Input((3, 4)), keras_armin.ARMIN(4)])
 model.compile("sgd", "mse")
-model.fit(x, np.zeros((2, 8)), verbose=0)
+model.fit(x, np.zeros((2, 6)), verbose=0)
 print("version", keras_armin.__version__, keras_armin.__file__)
 """
 

@@ -214,7 +214,8 @@ def test_unsupported_layers_are_rejected():
 
 
 def test_a_layer_used_twice_is_rejected():
-    layer = ARMIN(FEATURES // 2, memory_slots=SLOTS, return_sequences=True)
+    half = FEATURES // 2
+    layer = ARMIN(half, SLOTS, memory_dim=half, return_sequences=True)
 
     assert "more than once" in rejected(sequential(layer, layer))
 
