@@ -41,9 +41,6 @@ LARGEST_SCALE = 10.0
 ACTIVATION_GRADIENTS = {
     keras.activations.sigmoid: backends.sigmoid_gradient,
     keras.activations.tanh: backends.tanh_gradient,
-    keras.activations.hard_tanh: lambda y, d_y: ops.where(
-        ops.abs(y) < 1, d_y, ops.zeros_like(d_y)
-    ),
 }
 
 

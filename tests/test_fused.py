@@ -236,7 +236,7 @@ ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
             "recurrent_activation": st.sampled_from(["sigmoid", "softsign"]),
             "state_activation": ACTIVATIONS,
             "output_activation": ACTIVATIONS,
-            "write_activation": st.sampled_from([None, "tanh", "hard_tanh"]),
+            "write_activation": st.sampled_from([None, "tanh", "sigmoid"]),
             "use_bias": st.booleans(),
             "layer_norm": st.booleans(),
             "write_inputs": st.booleans(),
