@@ -30,9 +30,10 @@ class ARMIN(AnnealedRNN):
     It is faster than the bare cell and needs far less memory to train: its
     fused gradient restores the memory row by row instead of storing it for
     every step. That applies to `"hard"` and `"relaxed"` addressing;
-    `addressing="soft"`, `unroll=True` and a `reset` of individual steps fall
-    back to the reference loop. The fused gradient has no second derivatives,
-    the reference loop does.
+    `addressing="soft"`, `unroll=True`, a `reset` of individual steps and a
+    `write_activation` other than `None`, `"tanh"` and `"sigmoid"` fall back to
+    the reference loop. The fused gradient has no second derivatives, the
+    reference loop does.
 
     Import `keras_armin` before loading a saved model. Otherwise Keras raises
     `Could not locate class 'ARMIN'`.
@@ -144,6 +145,7 @@ class ARMIN(AnnealedRNN):
         ...     recency_addressing=False,
         ...     unit_gate_bias=False,
         ...     write_inputs=True,
+        ...     write_activation=None,
         ...     learn_initial_state=True,
         ...     return_sequences=True,
         ... )
