@@ -78,8 +78,9 @@ def order_to_ranks(order, memory_slots: int, dtype):
     """Ranks `(batch, n)` from the state `(batch, n * digits)`."""
     digits, distance = order_digits(memory_slots), order
     if digits > 1:
-        digits = ops.reshape(order, (-1, memory_slots, digits))
-        distance = pointer_to_count(digits)
+        distance = pointer_to_count(
+            ops.reshape(order, (-1, memory_slots, digits))
+        )
     first = memory_slots - 1 - ops.cast(backends.arange(memory_slots), dtype)
     return _wrap_around(ops.cast(distance, dtype) + first, memory_slots)
 
