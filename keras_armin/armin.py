@@ -1,24 +1,21 @@
 """ARMIN: the Auto-addressing and Recurrent Memory Integrating Network."""
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import backends
-from keras_armin.annealed_rnn import AnnealedRNN
-from keras_armin.annealed_rnn import split_schedules
 from keras_armin.armin_cell import DEFAULTS_0_1
 from keras_armin.armin_cell import ARMINCell
-from keras_armin.armin_cell import cell_arguments
 from keras_armin.armin_equations import ACTIVATION_GRADIENTS
-from keras_armin.armin_sequence import run_armin
+from keras_armin.armin_fused import run_armin
+from keras_armin.memory_layer import MemoryLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMIN(AnnealedRNN):
+class ARMIN(MemoryLayer):
     """A recurrent layer with an external memory.
 
     `ARMIN(...)` has the weights of `keras.layers.RNN(ARMINCell(...))` and,
@@ -161,6 +158,8 @@ class ARMIN(AnnealedRNN):
     """
 
     cell: ARMINCell
+    cell_class = ARMINCell
+    cell_name = "armin_cell"
 
     def __init__(
         self,
@@ -206,26 +205,8 @@ class ARMIN(AnnealedRNN):
         **kwargs,
     ):
         given = locals()
-        arguments, schedules = split_schedules(
-            {name: given[name] for name in cell_arguments()}
-        )
-        cell = ARMINCell(
-            **arguments,
-            dtype=kwargs.get("dtype"),
-            trainable=kwargs.get("trainable", True),
-            name="armin_cell",
-        )
-        super().__init__(
-            cell,
-            return_sequences=return_sequences,
-            return_state=return_state,
-            go_backwards=go_backwards,
-            stateful=stateful,
-            unroll=unroll,
-            zero_output_for_mask=zero_output_for_mask,
-            **kwargs,
-        )
-        self.set_schedules(schedules)
+        names = [name for name in self.signature.parameters if name != "kwargs"]
+        super().__init__(**{name: given[name] for name in names}, **kwargs)
 
     def _loop(self, sequences, states, reset, trace, **arguments):
         """The fused loop where it applies, otherwise the reference loop.
@@ -264,7 +245,3 @@ class ARMIN(AnnealedRNN):
                 self.state_activation,
             )
         )
-
-
-for _name in cell_arguments():
-    setattr(ARMIN, _name, property(attrgetter(f"cell.{_name}")))

@@ -131,34 +131,29 @@ class ARMINEquations:
         weights, projected = self.scale_scores(
             weights, projected, step_noise.gumbel
         )
-        record_t = self.recurrent_step(
+        record = self.recurrent_step(
             weights,
             projected,
-            state.h,
-            self.unflatten_memory(state.memory),
+            {
+                "h": state.h,
+                "memory": self.unflatten_memory(state.memory),
+                "ranks": self.unpack_write_order(state.write_order),
+            },
             count,
             Noise(step_noise.zoneout, sequence_noise.recurrent),
             training,
-            ranks=self.unpack_write_order(state.write_order),
         )
-        output = self.output(
-            weights, record_t.output_gates, record_t.output_inputs
-        )
-        dtype = record_t.h.dtype
-        pointer = memory_ops.count_to_pointer(
-            memory_ops.increment(count), dtype
-        )
-        states = [
-            output,
-            record_t.h,
-            self.flatten_memory(record_t.memory),
-            pointer,
-        ]
+        output = self.output(weights, record.output_gates, record.output_inputs)
+        dtype = record.h.dtype
+        count = memory_ops.increment(count)
+        pointer = memory_ops.count_to_pointer(count, dtype)
+        memory = self.flatten_memory(record.memory)
+        states = [output, record.h, memory, pointer]
         if self.recency_addressing:
-            states.append(memory_ops.ranks_to_order(record_t.ranks, dtype))
-        weights, slot, _ = record_t.address
+            states.append(memory_ops.ranks_to_order(record.ranks, dtype))
+        weights, slot, _ = record.address
         read = slot if weights is None else weights
-        return CellResult(states, read, record_t.written)
+        return CellResult(states, read, record.written)
 
     def split_output_weights(self, weights):
         """Split columns of the recurrence from columns of the output.
@@ -214,12 +209,10 @@ class ARMINEquations:
         self,
         weights,
         projected,
-        h_tm1,
-        memory,
+        state,
         count,
         noise,
         training,
-        ranks=None,
         valid=None,
         record=False,
         in_place=False,
@@ -228,86 +221,73 @@ class ARMINEquations:
 
         Args:
             weights, projected: As returned by `scale_scores`.
+            state: Dict of `h` `(batch, units)`, `memory` `(batch, n, r)` and,
+                with `recency_addressing`, `ranks` `(batch, n)`, the order of
+                writes.
             count: int32 `(batch,)`, the number of writes so far.
-            ranks: `(batch, n)`, the order of writes, with
-                `recency_addressing`.
-            valid: bool `(batch, 1)`; `False` keeps `h` and `memory`.
+            valid: bool `(batch, 1)`; `False` keeps the state.
             record: Whether the step is part of a custom gradient: the record
                 includes the row that was overwritten, and hard reads do not
                 define a straight-through gradient.
             in_place: Whether `memory` and `projected` may be overwritten.
         """
+        h_tm1, memory, ranks = state["h"], state["memory"], state.get("ranks")
         drop = noise.recurrent
-        dropped_h = h_tm1 if drop is None else h_tm1 * drop[:, : self.units]
 
-        query = self._query(weights, projected, dropped_h)
-        scores = self._scores(
-            weights, projected, query, dropped_h, memory, in_place
+        # Eq. 9 and 10: the read.
+        scores, query, recency = self._score_slots(
+            weights, projected, h_tm1, memory, ranks, drop, in_place
         )
-        recency = None
-        if ranks is not None:
-            recency = ops.log(ranks + 1)
-            scores = scores + weights["recency_scale"] * recency
-        scores = clip_gradient(scores)
         address = memory_ops.address(
             scores, self.addressing, training, straight_through=not record
         )
         r = memory_ops.read(memory, address)
-        h_and_r = ops.concatenate([h_tm1, r], axis=-1)
 
+        # Eq. 3 to 7: the new state. Where gates are activated in place, the
+        # backward pass does not need them before activation.
+        activate_in_place = in_place and self.backward_needs_gate_values_only
+        h_and_r = ops.concatenate([h_tm1, r], axis=-1)
         input_gates = addmm(
             projected["input_gates"],
             times(h_and_r, drop),
             weights["gate_recurrent_kernel"],
             in_place,
         )
-        # Otherwise the gradient needs the gates before activation.
-        activate_in_place = in_place and self.backward_needs_gate_values_only
         g_h_r = self.input_gates(weights, input_gates, activate_in_place)
         gated = times(g_h_r * h_and_r, drop)
-        state_gates = self.integrate(
-            weights, projected["gates"], gated, in_place
-        )
-        output_gates = None
-        if state_gates.shape[-1] > 3 * self.units:
-            state_gates, output_gates = ops.split(
-                state_gates, [3 * self.units], axis=-1
-            )
+        gates = self.integrate(weights, projected["gates"], gated, in_place)
+        state_gates, output_gates = self._split_gates(gates)
         i, f, g = self.state_gates(weights, state_gates, activate_in_place)
         c = self.new_state(weights, i, f, g, h_tm1)
+        h = apply_zoneout(self.zoneout, c, h_tm1, noise.zoneout, training)
         # The gradients of all later steps pass here.
-        h = clip_gradient(
-            apply_zoneout(self.zoneout, c, h_tm1, noise.zoneout, training)
-        )
-        value = self._written_value(weights, projected, h)
+        h = clip_gradient(h)
 
-        if valid is not None:
-            h = ops.where(valid, h, h_tm1)
-        new_memory, written, replaced = self._write(
+        # The write.
+        value = self._written_value(weights, projected, h)
+        memory, written, replaced = self._write(
             memory, address, count, value, valid, record, in_place
         )
-        if ranks is not None:
-            ranks = self._update_ranks(ranks, written, valid)
         return StepRecord(
-            h,
-            new_memory,
-            ranks,
-            ops.concatenate([c, r], axis=-1) if self.output_read else c,
-            output_gates,
-            written,
-            replaced,
-            address,
-            scores,
-            recency,
-            query,
-            h_and_r,
-            gated,
-            input_gates,
-            g_h_r,
-            state_gates,
-            i,
-            f,
-            g,
+            h=h if valid is None else ops.where(valid, h, h_tm1),
+            memory=memory,
+            ranks=self._update_ranks(ranks, written, valid),
+            output_inputs=self._output_inputs(c, r),
+            output_gates=output_gates,
+            written=written,
+            replaced=replaced,
+            address=address,
+            scores=scores,
+            recency=recency,
+            query=query,
+            h_and_r=h_and_r,
+            gated=gated,
+            input_gates=input_gates,
+            g_h_r=g_h_r,
+            state_gates=state_gates,
+            i=i,
+            f=f,
+            g=g,
         )
 
     def scale_scores(self, weights, projected, gumbel):
@@ -343,6 +323,19 @@ class ARMINEquations:
             scale = ops.cast(weights["recency_scale"], wide)
             weights["recency_scale"] = scale / temperature
         return weights, {**projected, "address": address / temperature}
+
+    def _score_slots(
+        self, weights, projected, h, memory, ranks, drop, in_place
+    ):
+        """The scores, the query and the recency of the slots."""
+        h = h if drop is None else h * drop[:, : self.units]
+        query = self._query(weights, projected, h)
+        scores = self._scores(weights, projected, query, h, memory, in_place)
+        recency = None
+        if ranks is not None:
+            recency = ops.log(ranks + 1)
+            scores = scores + weights["recency_scale"] * recency
+        return clip_gradient(scores), query, recency
 
     def _query(self, weights, projected, h):
         if not self.content_addressing:
@@ -385,6 +378,12 @@ class ARMINEquations:
         inputs = prepare_inputs(inputs, sequence_noise)
         x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
+
+    def _split_gates(self, gates):
+        """The gates of the state, and of the output if they are computed."""
+        if gates.shape[-1] == 3 * self.units:
+            return gates, None
+        return ops.split(gates, [3 * self.units], axis=-1)
 
     def state_gates(self, weights, gates, in_place):
         """i, f and g of Eq. 6."""
@@ -429,6 +428,9 @@ class ARMINEquations:
             output_inputs
         )
 
+    def _output_inputs(self, c, r):
+        return ops.concatenate([c, r], axis=-1) if self.output_read else c
+
     def _written_value(self, weights, projected, h):
         if not self.has_write_kernel:
             return h
@@ -455,6 +457,8 @@ class ARMINEquations:
         return memory, slot, replaced
 
     def _update_ranks(self, ranks, written, valid):
+        if ranks is None:
+            return None
         slot = written
         if len(written.shape) == 2:
             # A distributed write counts for the slot with the largest weight.

@@ -17,12 +17,20 @@ Tensors are held in dicts by name, without those that an option does not need.
 Those of all steps are time-major.
 """
 
+import functools
+
+import keras
+
 from keras_armin import backends
 from keras_armin import memory_ops
 from keras_armin.armin_backward import BackwardPass
+from keras_armin.armin_equations import ARMINState
 from keras_armin.armin_equations import Noise
 from keras_armin.backends import ops
 from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_rnn import LoopResult
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
 
 # Fields of `StepRecord` from which the output is computed, and others that the
 # backward pass needs.
@@ -33,7 +41,7 @@ GATE_VALUES = ("g_h_r", "i", "f", "g")
 # Otherwise.
 PRE_ACTIVATIONS = ("input_gates", "state_gates")
 
-# Recorded values that only the steps of the backward pass use.
+# Recorded values that only the steps of the backward pass use, one by one.
 UNSTACKED = (
     "query",
     "slot",
@@ -64,16 +72,153 @@ PROJECTED_TO = {
 }
 
 
-def run_recurrence(
-    cell, projected, weights, start, constants, training, last_only=False
-):
+def run_armin(
+    cell,
+    sequences,
+    states,
+    *,
+    mask=None,
+    training=False,
+    zero_output_for_mask=False,
+    keep_outputs=True,
+) -> LoopResult:
+    """As `keras_armin.memory_rnn.run_cell`, for a cell that writes one slot.
+
+    `sequences` has the shape `(time, batch, features)`, `mask`
+    `(time, batch, 1)`.
+    """
+    time, batch = keras.ops.shape(sequences)[:2]
+    step_noise, sequence_noise = StepNoise(), SequenceNoise()
+    if training:
+        step_noise, sequence_noise = cell.draw_noise(time, batch)
+    state_weights, output_weights = cell.split_output_weights(
+        cell.weight_tensors()
+    )
+    state = ARMINState(*states)
+    count, last_count = _write_counts(state.pointer, mask, time)
+    weights, projected = cell.scale_scores(
+        cell.recurrent_weights(state_weights),
+        cell.project_sequence(state_weights, sequences, sequence_noise),
+        step_noise.gumbel,
+    )
+    outputs, last = run_recurrence(
+        cell,
+        {
+            "projected": projected,
+            "weights": weights,
+            "start": {
+                "h": state.h,
+                "memory": cell.unflatten_memory(state.memory),
+            },
+        },
+        _without_none(
+            ranks=cell.unpack_write_order(state.write_order),
+            count=count,
+            valid=mask,
+            zoneout=step_noise.zoneout if cell.zoneout else None,
+            recurrent_dropout=sequence_noise.recurrent,
+        ),
+        training,
+        last_only=not (keep_outputs or training),
+    )
+
+    def output(inputs, output_inputs, gated):
+        gates = cell.output_gates(output_weights, inputs, gated, sequence_noise)
+        return cell.output(output_weights, gates, output_inputs)
+
+    if keep_outputs:
+        outputs = output(sequences, **outputs)
+        repeated = outputs
+        if mask is not None:
+            repeated = _repeat_outputs(outputs, mask, state.output)
+        last_output = repeated[-1]
+        if mask is not None and zero_output_for_mask:
+            outputs = keras.ops.where(
+                mask, outputs, keras.ops.zeros_like(outputs)
+            )
+        else:
+            outputs = repeated
+    else:
+        step = None if mask is None else _last_valid_steps(mask)[-1]
+        if training:
+            outputs = {name: _at(x, step) for name, x in outputs.items()}
+        last_output = output(_at(sequences, step), **outputs)
+        if mask is not None:
+            last_output = keras.ops.where(
+                step[:, None] < 0, state.output, last_output
+            )
+        outputs = None
+    dtype = state.h.dtype
+    pointer = memory_ops.count_to_pointer(last_count, dtype)
+    memory = cell.flatten_memory(last["memory"])
+    states = [last_output, last["h"], memory, pointer]
+    if cell.recency_addressing:
+        states.append(memory_ops.ranks_to_order(last["ranks"], dtype))
+    return LoopResult(states, outputs)
+
+
+# --- steps and masks --------------------------------------------------------
+
+
+def _write_counts(pointer, mask, time):
+    """Writes before each step `(time, batch)`, and after the last one."""
+    start = memory_ops.pointer_to_count(pointer)
+    if mask is None:
+        before = keras.ops.expand_dims(backends.arange(time), -1) + start
+        after = start + time
+    else:
+        written = keras.ops.cast(mask[..., 0], "int32")
+        total = start + keras.ops.cumsum(written, axis=0)
+        before, after = total - written, total[-1]
+    return before, keras.ops.minimum(after, memory_ops.POINTER_MAX)
+
+
+def _last_valid_steps(mask):
+    """The last valid step up to each step, `(time, batch)`; -1 if none."""
+    valid = mask[..., 0]
+    time = backends.arange(keras.ops.shape(valid)[0])
+    steps = keras.ops.where(valid, keras.ops.expand_dims(time, -1), -1)
+
+    def step(carry, inputs):
+        last = keras.ops.maximum(carry["last"], inputs["step"])
+        return {"last": last}, {"last": last}
+
+    carry = {"last": keras.ops.full_like(steps[0], -1)}
+    _, outputs = backends.scan(step, carry, {"step": steps})
+    return outputs["last"]
+
+
+def _at(x, steps):
+    """`x[steps[..., b], b]` of `x` `(time, batch, ...)`; negative ones: 0.
+
+    The last step if `steps` is None.
+    """
+    if steps is None:
+        return x[-1]
+    batch = keras.ops.shape(x)[1]
+    flat = keras.ops.reshape(x, (-1, x.shape[-1]))
+    index = keras.ops.maximum(steps, 0) * batch + backends.arange(batch)
+    return keras.ops.take(flat, index, axis=0)
+
+
+def _repeat_outputs(outputs, mask, initial):
+    """At each step the output of the last valid one, else `initial`."""
+    steps = _last_valid_steps(mask)
+    has_output = keras.ops.expand_dims(steps >= 0, -1)
+    return keras.ops.where(has_output, _at(outputs, steps), initial)
+
+
+# --- the recurrence ---------------------------------------------------------
+
+
+def run_recurrence(cell, inputs, constants, training, last_only=False):
     """Hidden state and memory over a sequence.
 
     Args:
         cell: `ARMINCell`.
-        projected: The projected inputs.
-        weights: The weights of the recurrence.
-        start: `h` `(batch, units)` and `memory` `(batch, n, r)`.
+        inputs: Dict of `projected`, the projected inputs, `weights`, those of
+            the recurrence, and `start`, which has `h` `(batch, units)` and
+            `memory` `(batch, n, r)`.
         constants: Tensors without a gradient: `count` `(time, batch)`, the
             number of writes before each step; optionally `zoneout` and
             `valid` per step, `recurrent_dropout`, and `ranks` `(batch, n)`,
@@ -86,218 +231,171 @@ def run_recurrence(
         `output_inputs` and `gated` of all steps; the last `h`, `memory` and
         `ranks`.
     """
-    groups = {"projected": projected, "weights": weights, "start": start}
-    if not training and backends.gradients_are_disabled():
-        return _infer(cell, **groups, constants=constants, last_only=last_only)
-    names = [(group, name) for group in groups for name in groups[group]]
-    group_names, constant_names = tuple(groups), tuple(constants)
-    carried = ("h", "memory", *(["ranks"] if "ranks" in constants else []))
-    outputs = (*OUTPUTS, *carried)
-    kept = ()
-
-    def grouped(tensors):
-        # Not `groups`, which would keep its tensors alive with this function.
-        found = {group: {} for group in group_names}
-        for (group, name), tensor in zip(names, tensors):
-            found[group][name] = tensor
-        return found
-
-    def forward(inputs, constants):
-        nonlocal kept
-        last, seen = _forward(
-            cell, **grouped(inputs), constants=constants, training=training
-        )
-        unchanged = ("valid", "zoneout", "recurrent_dropout")
-        unchanged = {k: constants[k] for k in unchanged if k in constants}
-        everything = {**seen, **last, **unchanged}
-        kept = tuple(everything)
-        return [everything[k] for k in outputs], list(everything.values())
-
-    def backward(inputs, residuals, gradients):
-        found = _backward(
-            cell,
-            **grouped(inputs),
-            tape=dict(zip(kept, residuals)),
-            d=dict(zip(outputs, gradients)),
-            training=training,
-        )
-        return [found[group][name] for group, name in names]
-
-    def infer(inputs, constants):
-        seen, last = _infer(
-            cell,
-            **grouped(_copies(inputs)),
-            constants=constants,
-            last_only=last_only,
-        )
-        found = {**seen, **last}
-        # JAX sorts the keys of dicts.
-        residuals = [constants[k] for k in constant_names]
-        return [found[k] for k in outputs], residuals
-
-    def forward_and_backward(inputs, residuals, gradients):
-        constants = dict(zip(constant_names, residuals))
-        _, tape = forward(_copies(inputs), constants)
-        if last_only:
-            gradients = _at_last_step(gradients, constants)
-        return backward(inputs, tape, gradients)
-
-    flat = [groups[group][name] for group, name in names]
     if training:
-        found = backends.custom_gradient(forward, backward, flat, constants)
-    else:
-        found = backends.custom_gradient(
-            infer, forward_and_backward, flat, constants
+        results = backends.custom_gradient(
+            functools.partial(_forward, cell, training=True),
+            functools.partial(_backward, cell, training=True),
+            inputs,
+            constants,
         )
-    found = dict(zip(outputs, found))
-    last = {name: found.pop(name) for name in carried}
-    return found, last
-
-
-def _copies(inputs):
-    """A pass may overwrite its inputs, which another one still needs."""
-    return [backends.writable_copy(x) for x in inputs]
-
-
-def _at_last_step(gradients, constants):
-    """Gradients of `OUTPUTS` at all steps, if only the last was returned."""
-    steps = backends.arange(ops.shape(constants["count"])[0])
-    if "valid" in constants:
-        steps = ops.expand_dims(steps, -1)
-        latest = ops.where(constants["valid"][..., 0], steps, -1)
-        is_last = steps == ops.max(latest, axis=0)
+    elif backends.gradients_are_disabled():
+        results = _infer(cell, inputs, constants, last_only)
     else:
-        is_last = ops.expand_dims(steps == ops.shape(steps)[0] - 1, -1)
-    is_last = ops.expand_dims(is_last, -1)
+        results = backends.custom_gradient(
+            functools.partial(_infer_with_residuals, cell, last_only),
+            functools.partial(_infer_backward, cell, last_only),
+            inputs,
+            constants,
+        )
+    outputs = {name: results[name] for name in OUTPUTS}
+    return outputs, {k: v for k, v in results.items() if k not in OUTPUTS}
 
-    def at_last_step(d):
-        return None if d is None else ops.where(is_last, d, ops.zeros_like(d))
 
-    of_seen, rest = gradients[: len(OUTPUTS)], gradients[len(OUTPUTS) :]
-    return [*(at_last_step(d) for d in of_seen), *rest]
+def _prepare_loop(cell, inputs, constants, training, record):
+    """The initial carry, the inputs of all steps, and the step function."""
+    weights = inputs["weights"]
+    carry = dict(inputs["start"])
+    carry["memory"] = backends.writable_copy(carry["memory"])
+    if "ranks" in constants:
+        carry["ranks"] = constants["ranks"]
+    dropout = constants.get("recurrent_dropout")
+    per_step = {"projected": inputs["projected"], "count": constants["count"]}
+    for name in ("valid", "zoneout"):
+        if name in constants:
+            per_step[name] = constants[name]
 
-
-def _recurrent_step(
-    cell, projected, weights, start, constants, training, record
-):
-    """The initial state, the inputs per step, and the step function."""
-    start = {**start, "memory": backends.writable_copy(start["memory"])}
-    per_step = {**constants, **projected}
-    recurrent = per_step.pop("recurrent_dropout", None)
-    if "ranks" in per_step:
-        start["ranks"] = per_step.pop("ranks")
-
-    def recurrent_step(state, now):
+    def step(carry, now):
         return cell.recurrent_step(
             weights,
-            {name: now[name] for name in projected},
-            state["h"],
-            state["memory"],
+            now["projected"],
+            carry,
             now["count"],
-            Noise(now.get("zoneout"), recurrent),
+            Noise(now.get("zoneout"), dropout),
             training,
-            ranks=state.get("ranks"),
             valid=now.get("valid"),
             record=record,
             in_place=True,
         )
 
-    return start, per_step, recurrent_step
+    return carry, per_step, step
 
 
-def _carried(moved):
+def _carry(record):
     """The part of a record that is carried to the next step."""
-    carried = {"h": moved.h, "memory": moved.memory}
-    if moved.ranks is not None:
-        carried["ranks"] = moved.ranks
-    return carried
+    return _without_none(h=record.h, memory=record.memory, ranks=record.ranks)
 
 
-def _infer(cell, projected, weights, start, constants, last_only):
-    start, per_step, recurrent_step = _recurrent_step(
-        cell, projected, weights, start, constants, False, record=False
+def _infer(cell, inputs, constants, last_only):
+    carry, per_step, recurrent_step = _prepare_loop(
+        cell, inputs, constants, training=False, record=False
     )
 
-    def step(state, now):
-        moved = recurrent_step(state, now)
-        new = _carried(moved)
-        seen = {name: getattr(moved, name) for name in OUTPUTS}
+    def step(carry, now):
+        record = recurrent_step(carry, now)
+        outputs = {name: getattr(record, name) for name in OUTPUTS}
         if not last_only:
-            return new, seen
+            return _carry(record), outputs
         if "valid" in now:
-            seen = {
-                name: ops.where(now["valid"], seen[name], state[name])
+            outputs = {
+                name: ops.where(now["valid"], outputs[name], carry[name])
                 for name in OUTPUTS
             }
-        return {**new, **seen}, {}
+        return {**_carry(record), **outputs}, {}
 
     if last_only:
-        c, r = ops.zeros_like(start["h"]), ops.zeros_like(start["memory"][:, 0])
+        c, r = ops.zeros_like(carry["h"]), ops.zeros_like(carry["memory"][:, 0])
         gated = ops.concatenate([c, r], axis=-1)
         output_inputs = gated if cell.output_read else c
-        start = {**start, "output_inputs": output_inputs, "gated": gated}
-    names = () if last_only else OUTPUTS
-    last, seen = _scan(step, start, per_step, names=names)
+        carry = {**carry, "output_inputs": output_inputs, "gated": gated}
+    last, outputs = backends.scan(step, carry, per_step)
+    return {**outputs, **last}
+
+
+def _infer_with_residuals(cell, last_only, inputs, constants):
+    return _infer(cell, _copy(inputs), constants, last_only), constants
+
+
+def _infer_backward(cell, last_only, inputs, constants, d):
+    """A forward pass that stores what the backward pass needs, then that."""
+    _, tape = _forward(cell, _copy(inputs), constants, training=False)
     if last_only:
-        seen = {name: last.pop(name) for name in OUTPUTS}
-    return seen, last
+        d = {**d, **_at_last_step({name: d[name] for name in OUTPUTS}, tape)}
+    return _backward(cell, inputs, tape, d, training=False)
+
+
+def _copy(inputs):
+    """A pass may overwrite its inputs, which another one still needs."""
+    return keras.tree.map_structure(backends.writable_copy, inputs)
+
+
+def _at_last_step(gradients, tape):
+    """Gradients at all steps, of outputs that were returned at the last."""
+    steps = backends.arange(ops.shape(tape["scores"])[0])
+    if "valid" in tape:
+        steps = ops.expand_dims(steps, -1)
+        valid = ops.where(tape["valid"][..., 0], steps, -1)
+        is_last = steps == ops.max(valid, axis=0)
+    else:
+        is_last = ops.expand_dims(steps == ops.shape(steps)[0] - 1, -1)
+    is_last = ops.expand_dims(is_last, -1)
+
+    return {
+        name: d if d is None else ops.where(is_last, d, ops.zeros_like(d))
+        for name, d in gradients.items()
+    }
 
 
 @preserve_float64
-def _forward(cell, projected, weights, start, constants, training):
-    start, per_step, recurrent_step = _recurrent_step(
-        cell, projected, weights, start, constants, training, record=True
+def _forward(cell, inputs, constants, training):
+    """The outputs and the last carry, and the tape of the backward pass."""
+    carry, per_step, recurrent_step = _prepare_loop(
+        cell, inputs, constants, training, record=True
     )
-    names = (
-        *OUTPUTS,
-        *TAPE,
-        *(
-            GATE_VALUES
-            if cell.backward_needs_gate_values_only
-            else PRE_ACTIVATIONS
-        ),
+    gates_suffice = cell.backward_needs_gate_values_only
+    gates = GATE_VALUES if gates_suffice else PRE_ACTIVATIONS
+
+    def step(carry, now):
+        record = recurrent_step(carry, now)
+        tape = {x: getattr(record, x) for x in (*OUTPUTS, *TAPE, *gates)}
+        return _carry(record), _without_none(slot=record.address.slot, **tape)
+
+    last, tape = backends.scan(
+        step, carry, per_step, differentiable=False, unstacked=UNSTACKED
     )
-
-    def step(state, now):
-        moved = recurrent_step(state, now)
-        tape = {name: getattr(moved, name) for name in names}
-        tape["slot"] = moved.address.slot
-        return _carried(moved), tape
-
-    return _scan(step, start, per_step, custom_vjp=True)
+    results = {**{name: tape[name] for name in OUTPUTS}, **last}
+    for name in ("valid", "zoneout", "recurrent_dropout"):
+        if name in constants:
+            tape[name] = constants[name]
+    return results, {**tape, **last}
 
 
 @preserve_float64
-def _backward(cell, projected, weights, start, tape, d, training):
-    """Gradients of `projected`, `weights` and `start`.
+def _backward(cell, inputs, tape, d, training):
+    """Gradients of `inputs`.
 
-    `d` holds the gradients of the results of `run_recurrence`. The prefix `d_`
+    `d` holds the gradients of the results of `_forward`. The prefix `d_`
     denotes a gradient.
     """
-    backward_pass = BackwardPass(
-        cell, weights, tape.get("recurrent_dropout"), training
-    )
+    weights, dropout = inputs["weights"], tape.get("recurrent_dropout")
+    backward_pass = BackwardPass(cell, weights, dropout, training)
     per_step = {
         **{k: v for k, v in tape.items() if k not in _NOT_USED_BACKWARD},
         **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in OUTPUTS},
         "relaxed": memory_ops.softmax(tape["scores"]),
     }
+    d_memory = _or_zeros(d["memory"], tape["memory"])
     carry = {
         "memory": backends.writable_copy(tape["memory"]),
         "d_h": _or_zeros(d["h"], tape["h"]),
-        "d_memory": backends.writable_copy(
-            _or_zeros(d["memory"], tape["memory"])
-        ),
+        "d_memory": backends.writable_copy(d_memory),
         **backward_pass.zero_sums(),
     }
-    first, found = _scan(
-        backward_pass.step, carry, per_step, reverse=True, custom_vjp=True
+    first, found = backends.scan(
+        backward_pass.step, carry, per_step, reverse=True, differentiable=False
     )
     return {
         "projected": {
-            name: found[source]
-            for name, source in PROJECTED_TO.items()
-            if name in projected
+            name: found[PROJECTED_TO[name]] for name in inputs["projected"]
         },
         "weights": backward_pass.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
@@ -309,35 +407,5 @@ def _or_zeros(d, x):
     return ops.zeros_like(x) if d is None else d
 
 
-def _scan(step, carry, per_step, reverse=False, custom_vjp=False, names=None):
-    """`backends.scan` over dicts; None is left out.
-
-    `names` are those of the outputs of `step`, if they are known beforehand
-    and all stacked: the step then has no side effects, which a loop exported
-    from torch does not allow.
-    """
-    per_step = {k: v for k, v in per_step.items() if v is not None}
-    stacked, kept = names or (), ()
-
-    def flat_step(state, now):
-        nonlocal stacked, kept
-        new, found = step(dict(zip(carry, state)), dict(zip(per_step, now)))
-        if names is None:
-            found = {k: v for k, v in found.items() if v is not None}
-            kept = tuple(name for name in found if name in UNSTACKED)
-            stacked = tuple(name for name in found if name not in UNSTACKED)
-        return (
-            [new[name] for name in carry],
-            [found[name] for name in stacked],
-            [found[name] for name in kept],
-        )
-
-    last, outputs, loose = backends.scan(
-        flat_step,
-        list(carry.values()),
-        list(per_step.values()),
-        reverse=reverse,
-        custom_vjp=custom_vjp,
-    )
-    outputs = {**dict(zip(stacked, outputs)), **dict(zip(kept, loose))}
-    return dict(zip(carry, last)), outputs
+def _without_none(**tensors):
+    return {name: x for name, x in tensors.items() if x is not None}

@@ -10,11 +10,11 @@ from keras import ops
 
 from keras_armin import keras_private
 from keras_armin import validation
-from keras_armin.annealed_rnn import MINIMUM
-from keras_armin.annealed_rnn import AnnealedRNN
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_layer import MINIMUM
+from keras_armin.memory_layer import MemoryLayer
 from keras_armin.memory_rnn import MemoryRNN
 
 
@@ -60,7 +60,7 @@ class _Annealing(keras.callbacks.Callback):
             )
         for layer in keras_private.all_layers(self.model):
             if (
-                isinstance(layer, AnnealedRNN)
+                isinstance(layer, MemoryLayer)
                 and self.weight in layer.schedules
             ):
                 raise ValueError(

@@ -130,6 +130,8 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         training: bool = False,
         reset: Any = None,
     ) -> Any:
+        if training:
+            self._apply_schedules()
         result = self._run_loop(sequences, initial_state, mask, training, reset)
         if self.stateful:
             for variable, state in zip(self.states, result.states):
@@ -138,6 +140,9 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
                 state = ops.stop_gradient(state)
                 variable.assign(ops.cast(state, variable.dtype))
         return self._format_outputs(result)
+
+    def _apply_schedules(self):
+        """Called before each training step. For layers with schedules."""
 
     def _format_outputs(self, result):
         if self.return_sequences:
@@ -455,41 +460,47 @@ def run_cell(
         step_noise, sequence_noise = cell.draw_noise(time, batch)
     weights = cell.weight_tensors()
     projected = cell.project(weights, sequences, sequence_noise)
-    drawn = {k: v for k, v in step_noise._asdict().items() if _given(v)}
-    initial = (
-        cell.get_initial_state(batch_size=batch) if _given(reset) else None
-    )
-    # One flat list for the loop: projections, noise, then mask and reset.
-    per_step = [*projected.values(), *drawn.values()]
-    per_step += [x for x in (mask, reset) if _given(x)]
+    noise = step_noise._asdict()
+    per_step = {
+        "projected": projected,
+        "noise": {name: x for name, x in noise.items() if _given(x)},
+    }
+    if _given(mask):
+        per_step["mask"] = mask
+    if _given(reset):
+        per_step["reset"] = reset
+        initial = cell.get_initial_state(batch_size=batch)
 
-    def step(states, inputs):
-        inputs = iter(inputs)
-        projected_t = {name: next(inputs) for name in projected}
-        noise_t = StepNoise(**{name: next(inputs) for name in drawn})
-        valid = next(inputs) if _given(mask) else None
-        if _given(reset):
-            states = _where(next(inputs), initial, states)
+    def step(states, now):
+        if "reset" in now:
+            states = _where(now["reset"], initial, states)
         result = cell.step(
-            weights, projected_t, states, noise_t, sequence_noise, training
+            weights,
+            now["projected"],
+            states,
+            StepNoise(**now["noise"]),
+            sequence_noise,
+            training,
         )
-        kept = [result.states[0]] if keep_outputs else []
+        new_states, outputs = result.states, {}
+        if keep_outputs:
+            outputs["outputs"] = new_states[0]
         if trace:
-            kept += [
-                memory_ops.as_weights(where, cell.memory_slots)
-                for where in (result.read, result.written)
-            ]
-        if valid is None:
-            return result.states, kept, []
-        new_states = _where(valid, result.states, states)
-        if keep_outputs and not zero_output_for_mask:
-            kept[0] = new_states[0]
-            return new_states, kept[:1] + _zero_masked(valid, kept[1:]), []
-        return new_states, _zero_masked(valid, kept), []
+            outputs["read_weights"] = memory_ops.as_weights(
+                result.read, cell.memory_slots
+            )
+            outputs["write_weights"] = memory_ops.as_weights(
+                result.written, cell.memory_slots
+            )
+        if "mask" in now:
+            new_states = _where(now["mask"], new_states, states)
+            outputs = _zero_masked(now["mask"], outputs)
+            if keep_outputs and not zero_output_for_mask:
+                outputs["outputs"] = new_states[0]
+        return new_states, outputs
 
-    states, kept, _ = backends.scan(step, states, per_step, unroll=unroll)
-    outputs = kept.pop(0) if keep_outputs else None
-    return LoopResult(states, outputs, *kept)
+    states, outputs = backends.scan(step, states, per_step, unroll=unroll)
+    return LoopResult(states, **outputs)
 
 
 def _given(value):
@@ -502,5 +513,8 @@ def _where(condition, yes, no):
     ]
 
 
-def _zero_masked(valid, tensors):
-    return [ops.where(valid, x, ops.zeros_like(x)) for x in tensors]
+def _zero_masked(mask, outputs):
+    return {
+        name: ops.where(mask, x, ops.zeros_like(x))
+        for name, x in outputs.items()
+    }

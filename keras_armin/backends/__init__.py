@@ -3,17 +3,19 @@
 Loops and gradients:
 
 - `ops`: `keras.ops`, or on torch the same functions without their overhead.
-- `scan(step, states, inputs, unroll, reverse, custom_vjp)` runs
-  `step(states, inputs_t)`, which returns `(new_states, outputs_t, kept_t)`,
-  along the first axis of `inputs`. All are flat lists of tensors. It returns
-  the last states, the outputs stacked along a new first axis, and the kept
-  tensors in whatever form another `scan` takes as its input. With
-  `custom_vjp` the backend does not have to differentiate the loop.
+- `scan(step, carry, inputs, unroll, reverse, differentiable, unstacked)` runs
+  `step(carry, inputs_t)`, which returns `(new_carry, outputs_t)`, along the
+  first axis of `inputs`, and returns the last carry and the stacked outputs.
+  `inputs` and outputs are dicts of tensors, which may be nested; the carry is
+  a dict or a list of tensors. The outputs named in `unstacked` are returned
+  in whatever form another `scan` takes as its inputs. With
+  `differentiable=False` the backend prepares no gradient of the loop.
 - `custom_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns outputs and residuals, and
   defines its gradient as `backward(inputs, residuals, output_gradients)`,
-  where an output gradient of zeros may be None. There are no second
-  derivatives. `supports_custom_gradient()` tells whether it can be used.
+  where an output gradient of zeros may be None. All are nested dicts of
+  tensors. There are no second derivatives. `supports_custom_gradient()` tells
+  whether it can be used.
 - `with_vjp(function, gradient)` returns `function`, whose gradients are
   `gradient(*tensors, d_output)`: one for each tensor, or None. It can be
   differentiated again.

@@ -10,6 +10,20 @@ def raise_no_second_derivatives(*_):
     )
 
 
+def leaves(tree):
+    """The leaves of nested dicts."""
+    if not isinstance(tree, dict):
+        return [tree]
+    return [leaf for branch in tree.values() for leaf in leaves(branch)]
+
+
+def map_leaves(function, tree):
+    """Nested dicts with `function` applied to each leaf."""
+    if not isinstance(tree, dict):
+        return function(tree)
+    return {name: map_leaves(function, x) for name, x in tree.items()}
+
+
 def num_replicas(variable):
     return 1
 

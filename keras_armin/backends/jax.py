@@ -16,21 +16,21 @@ scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
-    def body(carry, x):
-        states, outputs, kept = step(carry, x)
-        return states, (outputs, kept)
-
-    if unroll and inputs[0].shape[0] == 1:
+def scan(
+    step,
+    carry,
+    inputs,
+    unroll=False,
+    reverse=False,
+    differentiable=True,
+    unstacked=(),
+):
+    if unroll and common.leaves(inputs)[0].shape[0] == 1:
         # No loop: outside of a compiled function JAX would recompile it at
         # every call.
-        states, results = body(list(states), [x[0] for x in inputs])
-        outputs, kept = jax.tree.map(lambda x: x[None], results)
-        return states, outputs, kept
-    states, (outputs, kept) = jax.lax.scan(
-        body, list(states), list(inputs), unroll=unroll, reverse=reverse
-    )
-    return states, outputs, kept
+        carry, outputs = step(carry, common.map_leaves(lambda x: x[0], inputs))
+        return carry, common.map_leaves(lambda x: x[None], outputs)
+    return jax.lax.scan(step, carry, inputs, unroll=unroll, reverse=reverse)
 
 
 def constant(x):
@@ -137,7 +137,7 @@ def custom_gradient(forward, backward, inputs, constants):
         return _first_order_only(backward(*saved, gradients)), None
 
     function.defvjp(forwards, backwards)
-    return function(list(inputs), constants)
+    return function(inputs, constants)
 
 
 @jax.custom_vjp

@@ -11,69 +11,89 @@ ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
+def scan(
+    step,
+    carry,
+    inputs,
+    unroll=False,
+    reverse=False,
+    differentiable=True,
+    unstacked=(),
+):
     if unroll or tf.executing_eagerly():
-        return _python_loop(step, list(states), inputs, reverse)
-    return _graph_loop(step, list(states), inputs, reverse, custom_vjp)
+        return _python_loop(step, carry, inputs, reverse, unstacked)
+    return _graph_loop(step, carry, inputs, reverse, differentiable, unstacked)
 
 
-def _python_loop(step, states, inputs, reverse):
-    inputs = [x if isinstance(x, list) else tf.unstack(x) for x in inputs]
-    steps = list(enumerate(zip(*inputs)))
-    stacked, kept = [None] * len(steps), [None] * len(steps)
-    for time, step_inputs in reversed(steps) if reverse else steps:
-        states, stacked[time], kept[time] = step(states, list(step_inputs))
-    return (
-        states,
-        [tf.stack(column) for column in zip(*stacked)],
-        [list(column) for column in zip(*kept)],
+def _python_loop(step, carry, inputs, reverse, unstacked):
+    inputs = common.map_leaves(
+        lambda x: x if isinstance(x, list) else tf.unstack(x), inputs
     )
+    length = len(common.leaves(inputs)[0])
+    outputs = [None] * length
+    for time in reversed(range(length)) if reverse else range(length):
+        inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
+        carry, outputs[time] = step(carry, inputs_t)
+    columns = {name: [y[name] for y in outputs] for name in outputs[0]}
+    return carry, {
+        name: column if name in unstacked else tf.stack(column)
+        for name, column in columns.items()
+    }
 
 
-def _graph_loop(step, states, inputs, reverse, custom_vjp):
-    first = next(x for x in inputs if not isinstance(x, tf.TensorArray))
+def _graph_loop(step, carry, inputs, reverse, differentiable, unstacked):
+    first = next(
+        x for x in common.leaves(inputs) if not isinstance(x, tf.TensorArray)
+    )
     length = first.shape[0]
     if length is None:
         length = tf.shape(first)[0]
-    sources = [_source(x, length, custom_vjp) for x in inputs]
+    readers = common.map_leaves(
+        lambda x: _reader(x, length, differentiable), inputs
+    )
+
+    def run_step(carry, time):
+        return step(carry, common.map_leaves(lambda read: read(time), readers))
+
     # Only to infer the outputs' dtypes and shapes; pruned, as it is unused.
-    _, outputs, kept = step(states, [source(0) for source in sources])
-    sinks = [
-        tf.TensorArray(
+    _, outputs = run_step(carry, 0)
+    arrays = {
+        name: tf.TensorArray(
             y.dtype, length, element_shape=y.shape, clear_after_read=False
         )
-        for y in (*outputs, *kept)
-    ]
-    shapes = [s.shape for s in states]
+        for name, y in outputs.items()
+    }
+    shapes = [x.shape for x in tf.nest.flatten(carry)]
 
-    def body(count, states, sinks):
+    def body(count, carry, arrays):
         time = length - 1 - count if reverse else count
-        new_states, outputs, kept = step(
-            list(states), [source(time) for source in sources]
-        )
-        for new_state, shape in zip(new_states, shapes):
-            new_state.set_shape(shape)
-        sinks = [
-            sink.write(time, y) for sink, y in zip(sinks, (*outputs, *kept))
-        ]
-        return count + 1, list(new_states), sinks
+        new_carry, outputs = run_step(carry, time)
+        for x, shape in zip(tf.nest.flatten(new_carry), shapes):
+            x.set_shape(shape)
+        arrays = {
+            name: array.write(time, outputs[name])
+            for name, array in arrays.items()
+        }
+        return count + 1, new_carry, arrays
 
     # XLA differentiates only loops with a known number of iterations.
-    _, states, sinks = tf.while_loop(
+    _, carry, arrays = tf.while_loop(
         lambda count, *_: count < length,
         body,
-        (tf.constant(0), states, sinks),
+        (tf.constant(0), carry, arrays),
         maximum_iterations=length,
     )
-    stacked = [sink.stack() for sink in sinks[: len(outputs)]]
-    return states, stacked, sinks[len(outputs) :]
+    return carry, {
+        name: array if name in unstacked else array.stack()
+        for name, array in arrays.items()
+    }
 
 
-def _source(x, length, custom_vjp):
+def _reader(x, length, differentiable):
     """A function that returns step `time` of `x`."""
     if isinstance(x, tf.TensorArray):
         return x.read
-    if custom_vjp:
+    if not differentiable:
         # No copy; but its gradient would be a whole sequence at each step.
         return lambda time: x[time]
     shape = x.shape[1:]
@@ -200,15 +220,17 @@ def disable_autocast(x):
 
 def custom_gradient(forward, backward, inputs, constants):
     @tf.custom_gradient
-    def function(*inputs):
+    def function(inputs):
         outputs, residuals = forward(inputs, constants)
 
         def gradient(*gradients):
-            return _first_order_only(*backward(inputs, residuals, gradients))
+            gradients = tf.nest.pack_sequence_as(outputs, gradients)
+            found = backward(inputs, residuals, gradients)
+            return _first_order_only(*tf.nest.flatten(found))
 
         return outputs, gradient
 
-    return function(*inputs)
+    return function(inputs)
 
 
 @tf.custom_gradient

@@ -1,8 +1,11 @@
 import contextlib
-import itertools
 
 import keras
 import torch
+from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_unflatten
 
 from keras_armin import keras_private
 from keras_armin.backends import common
@@ -16,66 +19,66 @@ scatter_state = common.scatter_state
 ops = torch_ops
 
 
-def scan(step, states, inputs, unroll=False, reverse=False, custom_vjp=False):
+def scan(
+    step,
+    carry,
+    inputs,
+    unroll=False,
+    reverse=False,
+    differentiable=True,
+    unstacked=(),
+):
     """A Python loop, with and without `unroll`.
 
     While exporting with a dynamic length it is an operation of the graph.
     """
-    length = inputs[0].shape[0] if torch.compiler.is_exporting() else None
-    if isinstance(length, torch.SymInt):
-        return _dynamic_length_scan(step, states, inputs, reverse)
+    if torch.compiler.is_exporting():
+        length = common.leaves(inputs)[0].shape[0]
+        if isinstance(length, torch.SymInt):
+            return _dynamic_length_scan(step, carry, inputs, reverse)
     # `unbind` slices all steps at once, with a single autograd node.
-    per_step = zip(
-        *(x if isinstance(x, list) else torch.unbind(x) for x in inputs)
+    inputs = common.map_leaves(
+        lambda x: x if isinstance(x, list) else torch.unbind(x), inputs
     )
-    steps = list(enumerate(per_step))
+    length = len(common.leaves(inputs)[0])
     collect = _Buffer if _in_place_is_allowed() else _Stack
-    columns, kept = None, [None] * len(steps)
-    for time, step_inputs in reversed(steps) if reverse else steps:
-        states, outputs, kept[time] = step(states, list(step_inputs))
+    columns = None
+    for time in reversed(range(length)) if reverse else range(length):
+        inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
+        carry, outputs = step(carry, inputs_t)
         if columns is None:
-            columns = [collect(len(steps), output) for output in outputs]
-        for column, output in zip(columns, outputs):
-            column.put(time, output)
-    return (
-        states,
-        [column.all() for column in columns],
-        [list(column) for column in zip(*kept)],
-    )
+            columns = {
+                name: (_List if name in unstacked else collect)(length, y)
+                for name, y in outputs.items()
+            }
+        for name, column in columns.items():
+            column.put(time, outputs[name])
+    return carry, {name: column.all() for name, column in columns.items()}
 
 
-def _dynamic_length_scan(step, states, inputs, reverse):
-    def body(states, inputs):
-        new_states, outputs, _ = step(states, inputs)
-        return _without_aliases(new_states, outputs, [*states, *inputs])
+def _dynamic_length_scan(step, carry, inputs, reverse):
+    def body(carry, inputs_t):
+        known = {id(x) for x in tree_leaves((carry, inputs_t))}
+
+        def copy_if_alias(x):
+            """A loop may not return a tensor twice, nor one of its inputs.
+
+            Vectors may be views of each other and are copied. The memory is
+            large, and the write of a row has made it a new tensor already.
+            """
+            x = x.clone() if x.dim() < 3 or id(x) in known else x
+            known.add(id(x))
+            return x
+
+        return tree_map(copy_if_alias, step(carry, inputs_t))
 
     # Not public yet, but the only loop that torch.export supports. Its gradient
     # fails for integers, so no input may require one.
-    states, outputs = torch._higher_order_ops.scan(
+    return torch._higher_order_ops.scan(
         body,
-        [x.detach().clone() for x in states],
-        [x.detach() for x in inputs],
+        tree_map(lambda x: x.detach().clone(), carry),
+        tree_map(torch.Tensor.detach, inputs),
         reverse=reverse,
-    )
-    return states, outputs, []
-
-
-def _without_aliases(states, outputs, known):
-    """An exported loop may not return a tensor twice, nor one of its inputs.
-
-    Vectors may be views of each other and are copied. The memory is large,
-    and the write of a row has made it a new tensor already.
-    """
-    known = {id(x) for x in known}
-
-    def copy_if_alias(x):
-        x = x.clone() if x.dim() < 3 or id(x) in known else x
-        known.add(id(x))
-        return x
-
-    return (
-        [copy_if_alias(x) for x in states],
-        [copy_if_alias(x) for x in outputs],
     )
 
 
@@ -90,6 +93,13 @@ class _Stack:
 
     def all(self):
         return torch.stack(self.outputs)
+
+
+class _List(_Stack):
+    """Outputs that stay separate."""
+
+    def all(self):
+        return self.outputs
 
 
 class _Buffer:
@@ -254,33 +264,34 @@ class _Clipped(torch.autograd.Function):
 
 class _CustomGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, forward, backward, constants, *inputs):
+    def forward(ctx, forward, backward, constants, specs, *inputs):
         # Autograd does not allow in-place changes of views of an input.
-        outputs, residuals = forward([x.detach() for x in inputs], constants)
+        detached = tree_unflatten([x.detach() for x in inputs], specs["inputs"])
+        outputs, residuals = forward(detached, constants)
+        outputs, specs["outputs"] = tree_flatten(outputs)
+        residuals, specs["residuals"] = tree_flatten(residuals)
         # Tensors that are kept in any other way are freed late, or never.
-        ctx.lengths = [
-            len(x) if isinstance(x, list) else None for x in residuals
-        ]
-        columns = [x if isinstance(x, list) else [x] for x in residuals]
-        ctx.save_for_backward(*inputs, *itertools.chain(*columns))
-        ctx.inputs, ctx.backward_pass = len(inputs), backward
+        ctx.save_for_backward(*inputs, *residuals)
+        ctx.specs, ctx.backward_pass = specs, backward
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx, *gradients):
-        inputs = ctx.saved_tensors[: ctx.inputs]
-        saved = iter(ctx.saved_tensors[ctx.inputs :])
-        residuals = [
-            next(saved) if n is None else list(itertools.islice(saved, n))
-            for n in ctx.lengths
-        ]
+        count = ctx.specs["inputs"].num_leaves
+        inputs = ctx.saved_tensors[:count]
+        residuals = ctx.saved_tensors[count:]
         with torch.no_grad(), disable_autocast(inputs[0]):
-            found = ctx.backward_pass(inputs, residuals, gradients)
+            found = ctx.backward_pass(
+                tree_unflatten(inputs, ctx.specs["inputs"]),
+                tree_unflatten(residuals, ctx.specs["residuals"]),
+                tree_unflatten(gradients, ctx.specs["outputs"]),
+            )
+        found = ctx.specs["inputs"].flatten_up_to(found)
         if torch.is_grad_enabled():
             given = [d for d in gradients if d is not None]
-            found = _FirstOrderOnly.apply(len(found), *found, *inputs, *given)
-        return None, None, None, *found
+            found = _FirstOrderOnly.apply(count, *found, *inputs, *given)
+        return None, None, None, None, *found
 
 
 class _FirstOrderOnly(torch.autograd.Function):
@@ -309,7 +320,12 @@ def disable_autocast(x):
 
 
 def custom_gradient(forward, backward, inputs, constants):
-    return _CustomGradient.apply(forward, backward, constants, *inputs)
+    inputs, spec = tree_flatten(inputs)
+    specs = {"inputs": spec}
+    outputs = _CustomGradient.apply(
+        forward, backward, constants, specs, *inputs
+    )
+    return tree_unflatten(outputs, specs["outputs"])
 
 
 def with_vjp(function, gradient):

@@ -9,9 +9,9 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.backends import ops
 from keras_armin.baselines._controlled_cell import VARIANTS
 from keras_armin.baselines._tardis_addressing import TARDISAddressing
-from keras_armin.cell_layer import CellLayer
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_cell import argument_names
+from keras_armin.memory_layer import MemoryLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -167,7 +167,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class AwTA(CellLayer):
+class AwTA(MemoryLayer):
     """ARMIN with TARDIS addressing, from the ARMIN paper.
 
     `AwTA(...)` has the weights of `keras.layers.RNN(AwTACell(...))` and,

@@ -5,7 +5,7 @@ import keras
 from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._controlled_cell import ControlledCell
-from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_layer import MemoryLayer
 from keras_armin.memory_ops import softmax
 
 # A usage of zero has no logarithm; same margin as in the published code.
@@ -238,7 +238,7 @@ def _over_heads(modes):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class DNC(CellLayer):
+class DNC(MemoryLayer):
     """A Differentiable Neural Computer.
 
     `DNC(...)` has the weights of `keras.layers.RNN(DNCCell(...))` and computes

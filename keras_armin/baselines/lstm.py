@@ -7,8 +7,8 @@ import keras
 from keras_armin import memory_ops
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
-from keras_armin.cell_layer import CellLayer
 from keras_armin.memory_cell import CellResult
+from keras_armin.memory_layer import MemoryLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -122,7 +122,7 @@ class LayerNormLSTMCell(LSTMDrivenCell):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class LayerNormLSTM(CellLayer):
+class LayerNormLSTM(MemoryLayer):
     """An LSTM layer with layer normalisation and zoneout.
 
     `LayerNormLSTM(...)` has the weights of

@@ -7,7 +7,7 @@ from keras_armin import validation
 from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._controlled_cell import ControlledCell
-from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_layer import MemoryLayer
 from keras_armin.memory_ops import softmax
 from keras_armin.memory_ops import wide_dtype
 
@@ -235,7 +235,7 @@ class NTMCell(ControlledCell):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class NTM(CellLayer):
+class NTM(MemoryLayer):
     """A Neural Turing Machine.
 
     `NTM(...)` has the weights of `keras.layers.RNN(NTMCell(...))` and computes

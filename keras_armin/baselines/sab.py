@@ -9,9 +9,9 @@ from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
-from keras_armin.cell_layer import CellLayer
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.memory_cell import CellResult
+from keras_armin.memory_layer import MemoryLayer
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -191,7 +191,7 @@ def sparse_weights(scores, filled, top_k):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class SAB(CellLayer):
+class SAB(MemoryLayer):
     """An LSTM with sparse attentive backtracking.
 
     `SAB(...)` has the weights of `keras.layers.RNN(SABCell(...))` and computes

@@ -7,7 +7,7 @@ from keras_armin import validation
 from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._controlled_cell import ControlledCell
-from keras_armin.cell_layer import CellLayer
+from keras_armin.memory_layer import MemoryLayer
 
 # A slot with more weight than this counts as accessed.
 ACCESSED = 0.005
@@ -190,7 +190,7 @@ class SAMCell(ControlledCell):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class SAM(CellLayer):
+class SAM(MemoryLayer):
     """A recurrent network with a sparse access memory.
 
     `SAM(...)` has the weights of `keras.layers.RNN(SAMCell(...))` and computes

@@ -16,8 +16,8 @@ from keras_armin.baselines._initial_states import InitialStates
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.baselines._tardis_addressing import TARDISAddressing
-from keras_armin.cell_layer import CellLayer
 from keras_armin.memory_cell import CellResult
+from keras_armin.memory_layer import MemoryLayer
 from keras_armin.noise import SequenceNoise
 
 # Fixed by the publication.
@@ -336,7 +336,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class TARDIS(CellLayer):
+class TARDIS(MemoryLayer):
     """A recurrent network with the memory of TARDIS.
 
     `TARDIS(...)` has the weights of `keras.layers.RNN(TARDISCell(...))` and,

@@ -1,5 +1,7 @@
-"""Memory layers whose temperature and noise follow a schedule."""
+"""The base class of layers that create their own cell."""
 
+import inspect
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -7,7 +9,18 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import validation
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.memory_cell import init_parameters
 from keras_armin.memory_rnn import MemoryRNN
+
+FLAGS = (
+    "return_sequences",
+    "return_state",
+    "go_backwards",
+    "stateful",
+    "unroll",
+    "zero_output_for_mask",
+)
 
 # Arguments that may be schedules, and the smallest values they may take: a
 # temperature of 0 would give NaN.
@@ -19,20 +32,60 @@ _CHECKS = {
 _TAKES = {"temperature": "above 0", "noise_scale": "of at least 0"}
 
 
-class AnnealedRNN(MemoryRNN):
-    """A memory layer with schedules for the temperature and the noise."""
+class MemoryLayer(MemoryRNN):
+    """A layer with the arguments of its cell, followed by `FLAGS`.
+
+    A subclass sets `cell_class` and `cell_name`, and has the arguments of the
+    cell as attributes. `temperature` and `noise_scale`, if the cell has them,
+    may be schedules.
+    """
+
+    cell_class: type[MemoryCell]
+    cell_name: str
+    signature: inspect.Signature
 
     temperature_schedule: LearningRateSchedule | None = None
     noise_scale_schedule: LearningRateSchedule | None = None
     temperature_step: keras.Variable | None = None
     noise_scale_step: keras.Variable | None = None
 
-    def set_schedules(self, schedules):
-        """Set the schedules that `split_schedules` returns."""
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "cell_class" not in vars(cls):
+            return
+        parameters = init_parameters(cls.cell_class)
+        for parameter in parameters:
+            of_cell = property(attrgetter(f"cell.{parameter.name}"))
+            setattr(cls, parameter.name, of_cell)
+        keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters += [
+            inspect.Parameter(name, keyword, default=False, annotation=bool)
+            for name in FLAGS
+        ]
+        rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        cls.signature = inspect.Signature([*parameters, rest])
+        if "__init__" not in vars(cls):
+            # For `help`.
+            cls.__signature__ = cls.signature
+
+    def __init__(self, *args, **kwargs):
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        rest = arguments.pop("kwargs")
+        flags = {name: arguments.pop(name) for name in FLAGS}
+        arguments, schedules = _split_schedules(arguments)
+        cell = self.cell_class(
+            **arguments,
+            dtype=rest.get("dtype"),
+            trainable=rest.get("trainable", True),
+            name=self.cell_name,
+        )
+        super().__init__(cell, **flags, **rest)
         for name, schedule in schedules.items():
             setattr(self, f"{name}_schedule", schedule)
         if "noise_scale" in schedules:
-            self.cell.has_noise = True
+            cell.has_noise = True
 
     @property
     def schedules(self) -> dict[str, LearningRateSchedule]:
@@ -51,18 +104,6 @@ class AnnealedRNN(MemoryRNN):
                 name=f"{name}_step",
             )
             setattr(self, f"{name}_step", step)
-
-    def call(
-        self,
-        sequences: Any,
-        initial_state: list | None = None,
-        mask: Any = None,
-        training: bool = False,
-        reset: Any = None,
-    ) -> Any:
-        if training:
-            self._apply_schedules()
-        return super().call(sequences, initial_state, mask, training, reset)
 
     def _apply_schedules(self):
         for name, schedule in self.schedules.items():
@@ -85,7 +126,7 @@ class AnnealedRNN(MemoryRNN):
         return config
 
 
-def split_schedules(arguments):
+def _split_schedules(arguments):
     """Split arguments into initial numbers and schedules.
 
     A schedule may also be given as its config.
