@@ -16,7 +16,7 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 

@@ -22,11 +22,11 @@ from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import randomise
 from tests.helpers import tensor
-from tests.networks import FIXED
-from tests.networks import NETWORKS
-from tests.networks import each_network
-from tests.networks import each_with_memory
-from tests.networks import layer_arguments
+from tests.helpers.networks import FIXED
+from tests.helpers.networks import NETWORKS
+from tests.helpers.networks import each_network
+from tests.helpers.networks import each_with_memory
+from tests.helpers.networks import layer_arguments
 
 pytestmark = pytest.mark.usefixtures("in_time")
 
@@ -110,7 +110,7 @@ def test_config_survives_json(case):
     assert set(arguments) <= set(original.get_config())
     for name, given in arguments.items():
         if name in ("temperature", "noise_scale"):
-            continue  # a weight, see tests/test_temperature.py
+            continue  # a weight, see tests/package/test_temperature.py
         assert comparable(getattr(copy, name)) == comparable(
             getattr(original, name)
         ), name

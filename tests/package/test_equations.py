@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import keras_armin
 from keras_armin import ARMIN
-from tests import reference
 from tests.conftest import IN_CI
 from tests.helpers import BATCH
 from tests.helpers import BOTH
@@ -24,6 +23,7 @@ from tests.helpers import as_rnn
 from tests.helpers import fix_noise
 from tests.helpers import inputs
 from tests.helpers import random_noise
+from tests.helpers import reference
 from tests.helpers import set_cell_weights
 from tests.helpers import tensor
 

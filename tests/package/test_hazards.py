@@ -13,7 +13,6 @@ from keras_armin import PAPER
 from keras_armin import backends
 from keras_armin import gradient_clipping
 from keras_armin.baselines import LayerNormLSTM
-from tests import test_fused
 from tests.helpers import BACKEND
 from tests.helpers import DIM
 from tests.helpers import FEATURES
@@ -24,7 +23,8 @@ from tests.helpers import fix_noise
 from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import randomise
-from tests.networks import NETWORKS
+from tests.helpers.networks import NETWORKS
+from tests.package import test_fused
 
 # Long enough for a slope of 32 at each step to leave float32.
 STEPS = 50

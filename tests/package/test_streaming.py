@@ -21,7 +21,7 @@ from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import inputs
 from tests.helpers import randomise
-from tests.networks import each_network
+from tests.helpers.networks import each_network
 
 layers = keras.layers
 

@@ -1,8 +1,8 @@
 """The program of tests/test_distribution.py, for one or more processes.
 
-    python -m tests.distributed train FILE CASE... -- OPTIONS
-    python -m tests.distributed fork PORT COUNT FILE CASE... -- OPTIONS
-    python -m tests.distributed char_lm ARGUMENTS
+    python -m tests.helpers.distributed train FILE CASE... -- OPTIONS
+    python -m tests.helpers.distributed fork PORT COUNT FILE CASE... -- OPTIONS
+    python -m tests.helpers.distributed char_lm ARGUMENTS
 
 The first trains small networks on the devices that OPTIONS of a command line
 ask for, and writes what came out into FILE. The second does so in COUNT

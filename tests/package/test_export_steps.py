@@ -6,13 +6,13 @@ import pytest
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.exported import run_exported
 from tests.helpers import FEATURES
 from tests.helpers import SLOTS
 from tests.helpers import UNITS
 from tests.helpers import inputs
 from tests.helpers import randomise
-from tests.test_export import FORMATS
+from tests.helpers.exported import run_exported
+from tests.package.test_export import FORMATS
 
 STEPS = 1000
 

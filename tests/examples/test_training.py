@@ -1,7 +1,7 @@
 """The examples' training: a kill and a resume, to the same bits.
 
 The same file is the script that the test of the kill runs in processes of
-its own: `python -m tests.test_training FOLDER`.
+its own: `python -m tests.examples.test_training FOLDER`.
 """
 
 import json
@@ -25,7 +25,7 @@ from examples.support import models  # noqa: E402
 from examples.support import training  # noqa: E402
 from examples.support.training import RunError  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 EPOCHS, STEPS = 4, 3
 TINY = [
     *("--units", "3", "--slots", "2", "--memory-dim", "4"),
@@ -110,7 +110,7 @@ def save(model, folder):
 
 def run_script(folder):
     return subprocess.run(
-        [sys.executable, "-m", "tests.test_training", str(folder)],
+        [sys.executable, "-m", "tests.examples.test_training", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,

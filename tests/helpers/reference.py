@@ -3,9 +3,9 @@
 It shares no code with keras_armin. Weights come as a dict of arrays under the
 names of the checkpoint contract, options as a dict of the cell's arguments.
 
-    python -m tests.reference
+    python -m tests.helpers.reference
 
-writes tests/golden.npz, which the suite compares with on every backend.
+writes tests/helpers/golden.npz, which the suite compares with on every backend.
 """
 
 import pathlib

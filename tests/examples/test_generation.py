@@ -18,7 +18,7 @@ from examples.support import exporting
 from examples.support import generation
 from examples.support import sampling
 from examples.support.training import RunError
-from tests import serving
+from tests.helpers import serving
 
 BACKEND = keras.backend.backend()
 PROMPT = [1, 0, 2]

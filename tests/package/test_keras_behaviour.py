@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests import reference
 from tests.helpers import BACKEND
 from tests.helpers import BATCH
 from tests.helpers import BOTH
@@ -24,6 +23,7 @@ from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import random_noise
 from tests.helpers import randomise
+from tests.helpers import reference
 
 OUTPUT = UNITS + DIM
 STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4, SLOTS]

@@ -1,7 +1,7 @@
 """Distributed training: the same weights, states and losses as one device.
 
 Virtual devices of the CPU, and processes that talk over loopback. What they
-run is in tests/distributed.py.
+run is in tests/helpers/distributed.py.
 """
 
 import argparse
@@ -29,11 +29,11 @@ from examples.support import training
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import seed_of
 from examples.support.errors import RunError
-from tests import distributed
 from tests.conftest import IN_CI
+from tests.helpers import distributed
 
 BACKEND = keras.backend.backend()
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
@@ -70,7 +70,12 @@ def environments(count):
 
 def start(environment, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed", *map(str, arguments)],
+        [
+            sys.executable,
+            "-m",
+            "tests.helpers.distributed",
+            *map(str, arguments),
+        ],
         cwd=ROOT,
         env={**ENVIRONMENT, **environment},
         stdout=subprocess.PIPE,

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tests import reference
 from tests.helpers import BATCH
 from tests.helpers import BOTH
 from tests.helpers import DIM
@@ -16,6 +15,7 @@ from tests.helpers import gradients
 from tests.helpers import inputs
 from tests.helpers import random_noise
 from tests.helpers import randomise
+from tests.helpers import reference
 from tests.helpers import set_cell_weights
 
 STEP = 1e-6

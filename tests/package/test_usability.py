@@ -21,7 +21,7 @@ from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import inputs
 from tests.helpers import randomise
-from tests.networks import NETWORKS
+from tests.helpers.networks import NETWORKS
 
 only_on_tensorflow = pytest.mark.skipif(
     BACKEND != "tensorflow", reason="TensorFlow alone has ragged tensors"

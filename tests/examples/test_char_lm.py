@@ -125,7 +125,7 @@ def train_in_three_ways(text_file, folder):
     with np.load(folder / "parts" / training.RESUME_FILE) as stopped:
         assert len(json.loads(str(stopped["history"]))) == 2
     with pytest.MonkeyPatch.context() as patch:
-        # What it does with a model is for tests/test_generation.py.
+        # What it does with a model is for tests/examples/test_generation.py.
         patch.setattr(
             exporting, "export", lambda model, text, to, _: to.write_bytes(text)
         )

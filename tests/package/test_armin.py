@@ -8,7 +8,6 @@ from keras import ops
 
 import keras_armin
 from keras_armin import ARMIN
-from tests import reference
 from tests.helpers import BATCH
 from tests.helpers import DIM
 from tests.helpers import FEATURES
@@ -20,6 +19,7 @@ from tests.helpers import as_rnn
 from tests.helpers import compiled
 from tests.helpers import inputs
 from tests.helpers import randomise
+from tests.helpers import reference
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.9)
 

@@ -13,7 +13,7 @@ import pytest
 import keras_armin
 from tests.helpers import BACKEND
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

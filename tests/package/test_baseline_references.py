@@ -7,15 +7,15 @@ import pytest
 from keras_armin import baselines
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
-from tests import reference_baselines as reference
 from tests.helpers import BATCH
 from tests.helpers import FEATURES
 from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import inputs
 from tests.helpers import randomise
+from tests.helpers import reference_baselines as reference
 from tests.helpers import tensor
-from tests.networks import NETWORKS
+from tests.helpers.networks import NETWORKS
 
 TIME = 9  # more than there are slots
 CASES = {

@@ -11,7 +11,7 @@ import sys
 from examples import char_lm
 from examples.support import exporting
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = b"abc \n\xc3\xa4"
 
 

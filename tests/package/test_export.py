@@ -15,11 +15,6 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import export_lib
 from keras_armin.baselines import NTM
-from tests import load_exported
-from tests.exported import call_model
-from tests.exported import check_exported
-from tests.exported import run_exported
-from tests.exported_graph import operations
 from tests.helpers import BACKEND
 from tests.helpers import DIM
 from tests.helpers import FEATURES
@@ -27,9 +22,14 @@ from tests.helpers import SLOTS
 from tests.helpers import UNITS
 from tests.helpers import array
 from tests.helpers import inputs
+from tests.helpers import load_exported
 from tests.helpers import randomise
+from tests.helpers.exported import call_model
+from tests.helpers.exported import check_exported
+from tests.helpers.exported import run_exported
+from tests.helpers.exported_graph import operations
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FORMATS = {
     "tensorflow": ("tf_saved_model", "onnx", "openvino", "litert"),
     "jax": ("tf_saved_model", "onnx", "openvino"),

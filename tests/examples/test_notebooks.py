@@ -14,7 +14,7 @@ pytest.importorskip(
     "tensorflow", reason="the notebooks' data pipelines are tf.data"
 )
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
 

@@ -12,7 +12,6 @@ from keras_armin import plot_memory
 from keras_armin import trace_memory
 from keras_armin.callbacks import SlotUsage
 from keras_armin.inspection import MemoryTrace
-from tests import reference
 from tests.helpers import BATCH
 from tests.helpers import BOTH
 from tests.helpers import FEATURES
@@ -23,6 +22,7 @@ from tests.helpers import array
 from tests.helpers import as_rnn
 from tests.helpers import inputs
 from tests.helpers import randomise
+from tests.helpers import reference
 from tests.helpers import tensor
 
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)

@@ -15,13 +15,13 @@ pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from tests import serving
 from tests.helpers import BACKEND
+from tests.helpers import serving
 
 pytestmark = pytest.mark.skipif(
     BACKEND != "tensorflow",
     reason="the server does not know which backend wrote the export; "
-    "tests/test_generation.py exports on each",
+    "tests/examples/test_generation.py exports on each",
 )
 
 
