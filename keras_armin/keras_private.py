@@ -23,6 +23,7 @@ __all__ = [
     "is_called_by_keras",
     "is_training",
     "run_through_graph",
+    "set_initial_epoch",
 ]
 
 
@@ -78,6 +79,14 @@ def clip_sum_of_replicas(optimizer):
 
     optimizer._clip_gradients = clip_sum
     optimizer._all_reduce_sum_gradients = lambda pairs: pairs
+
+
+def set_initial_epoch(model, epoch):
+    """Set the first epoch of a `fit` whose callbacks have not run yet.
+
+    None lets the argument of `fit` count.
+    """
+    model._initial_epoch = epoch
 
 
 def preserve_float64(method):

@@ -11,8 +11,8 @@ A run lives in a folder:
 
 An epoch is a number of updates after which the run is validated and saved.
 After a kill, `--resume` repeats what was done since the last save, with the
-same results: data is a function of seed and step, and the resume file holds
-every variable, seeds and carried states included.
+same results: data is a function of seed and step, and the resume file, that of
+`keras_armin.callbacks.ResumeTraining`, holds every variable.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ import signal
 import sys
 import threading
 import time
-import zipfile
 
 import keras
 import numpy as np
 
+import keras_armin
 from examples.support import command_line
 from examples.support.distribution.engine import OneDevice
 from examples.support.errors import STOPPED
@@ -57,13 +57,16 @@ class Run:
     ):
         self.folder = pathlib.Path(folder)
         self.engine = engine or OneDevice()
-        self.history = []
         self._settings = json.loads(json.dumps(settings, default=str))
-        self._saved = None
         if resume:
-            self._open()
-        else:
-            self._start(overwrite)
+            self._check_settings()
+        # Killed before its first save: the beginning is as good.
+        if not (resume and (self.folder / RESUME_FILE).exists()):
+            self._start(overwrite or resume)
+        with _as_run_errors():
+            self.resume = Resume(self.folder / RESUME_FILE, self.engine)
+        if self.engine.is_chief:
+            self._rewrite_log()
 
     @classmethod
     def of(cls, arguments, engine=None):
@@ -99,7 +102,7 @@ class Run:
             old.unlink()
         _write(self.folder / "settings.json", json.dumps(self._settings))
 
-    def _open(self):
+    def _check_settings(self):
         settings = self._read_settings()
         changed = [
             f"{name}: {settings.get(name)!r} then, {value!r} now"
@@ -111,15 +114,6 @@ class Run:
                 f"--resume needs the settings {self.folder} was started "
                 f"with. Different: {'; '.join(changed)}"
             )
-        path = self.folder / RESUME_FILE
-        if path.exists():
-            self._saved = _read_resume_file(path)
-            self.history = self._saved.pop("history")
-            if self.engine.is_chief:
-                self._rewrite_log()
-        else:
-            # Killed before its first save: the beginning is as good.
-            self._start(overwrite=True)
 
     def _read_settings(self):
         path = self.folder / "settings.json"
@@ -133,9 +127,14 @@ class Run:
             raise RunError(f"{path} is damaged: {error}") from error
 
     @property
+    def history(self):
+        """The logs of all complete epochs."""
+        return self.resume.history
+
+    @property
     def epoch(self):
         """Number of complete epochs."""
-        return len(self.history)
+        return self.resume.completed_epochs
 
     @property
     def seconds(self):
@@ -181,9 +180,9 @@ class Run:
         Returns:
             The logs of all epochs, those before a resume included.
         """
-        if self._saved is not None:
-            self._assign_variables(model)
         if self.epoch >= epochs or (self.history and stop_when(self.history)):
+            self.resume.set_model(model)
+            self.resume.restore()
             return self.history
         if self.engine.is_chief:
             # From here on the run is unfinished.
@@ -201,8 +200,9 @@ class Run:
                 *callbacks,
                 _Clock(self),
                 *(self._files(monitor, mode) if self.engine.is_chief else ()),
-                # Last: a kill before it repeats the whole epoch.
-                _Save(self, stop_when),
+                # A kill before it repeats the whole epoch.
+                self.resume,
+                _StopWhen(self, stop_when),
             ],
         )
         return self.history
@@ -233,35 +233,6 @@ class Run:
         _write(self.folder / "result.json", line)
         print(f"\nlogs, weights and pictures are in {self.folder}")
         print(line)
-
-    def save(self, model, logs):
-        self.history.append(logs)
-        found = self.engine.read(model, _variables(model))
-        if not self.engine.is_chief:
-            return
-        arrays = {f"variable_{i}": array for i, array in enumerate(found)}
-        path = self.folder / RESUME_FILE
-        partial = path.with_suffix(".partial.npz")
-        np.savez(partial, history=json.dumps(self.history), **arrays)
-        os.replace(partial, path)  # a kill leaves the old file or the new
-
-    def _assign_variables(self, model):
-        saved, self._saved = self._saved, None
-        arrays = [saved[f"variable_{i}"] for i in range(len(saved))]
-        with self.engine.scope():
-            # Otherwise it has no variables before the first update.
-            model.optimizer.build(model.trainable_variables)
-        variables = _variables(model)
-        shapes = [tuple(array.shape) for array in arrays]
-        expected = self.engine.shapes(model, variables)
-        if shapes != expected:
-            raise RunError(
-                f"{RESUME_FILE} does not fit this model: it holds "
-                f"{len(shapes)} arrays of shapes {shapes}, the model has "
-                f"{expected}. Was it written by another version of this "
-                "script?"
-            )
-        self.engine.write(model, variables, arrays)
 
     def _rewrite_log(self):
         """The log without what came after the save."""
@@ -308,33 +279,45 @@ class _KeepBest(keras.callbacks.Callback):
             os.replace(partial, path)
 
 
-class _Save(keras.callbacks.Callback):
+class Resume(keras_armin.callbacks.ResumeTraining):
+    """The same for any engine: of several processes one writes."""
+
+    def __init__(self, filepath, engine):
+        super().__init__(filepath)
+        self.engine = engine
+
+    def restore(self):
+        # The optimizer may not have its variables yet.
+        with _as_run_errors(), self.engine.scope():
+            super().restore()
+
+    def get_variables(self):
+        return self.engine.read(self.model, self.variables)
+
+    def set_variables(self, arrays):
+        self.engine.write(self.model, self.variables, arrays)
+
+    def write_file(self, arrays):
+        if self.engine.is_chief:
+            super().write_file(arrays)
+
+
+class _StopWhen(keras.callbacks.Callback):
     def __init__(self, run, stop_when):
         super().__init__()
         self.run, self.stop_when = run, stop_when
 
     def on_epoch_end(self, epoch, logs=None):
-        logs = {name: float(value) for name, value in logs.items()}
-        self.run.save(self.model, {"epoch": epoch, **logs})
         if self.stop_when(self.run.history):
             self.model.stop_training = True
 
 
-def _variables(model):
-    """All of them: weights, carried states, seeds, and the optimiser's."""
-    return [*model.variables, *model.optimizer.variables]
-
-
-def _read_resume_file(path):
+@contextlib.contextmanager
+def _as_run_errors():
     try:
-        with np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-        arrays["history"] = json.loads(str(arrays["history"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise RunError(
-            f"{path} is damaged ({error}). Restart with --overwrite."
-        ) from error
-    return arrays
+        yield
+    except ValueError as error:
+        raise RunError(f"{error} --overwrite does so.") from error
 
 
 def _write(path, text):

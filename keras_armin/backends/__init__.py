@@ -58,6 +58,9 @@ Layers:
 - `gather_state(variable)`: a carried state as a NumPy array, with the samples
   of all devices in order. `scatter_state(variable, array)` distributes them.
   `num_replicas(variable)`: how many variables of this shape hold the state.
+- `generator_state()`: that of the random numbers that `keras.random` draws
+  without a seed, as a NumPy array, if it is not a variable of the model;
+  None if there is none. `set_generator_state(array)` restores it.
 """
 
 import importlib
@@ -83,6 +86,7 @@ num_replicas = _backend.num_replicas
 with_vjp = _backend.with_vjp
 arange = _backend.arange
 gather_state = _backend.gather_state
+generator_state = _backend.generator_state
 padding_advice = _backend.padding_advice
 integers = _backend.integers
 gradients_are_disabled = _backend.gradients_are_disabled
@@ -97,6 +101,7 @@ floor_divide = _backend.floor_divide
 scatter_then_add_rows = _backend.scatter_then_add_rows
 scan = _backend.scan
 scatter_state = _backend.scatter_state
+set_generator_state = _backend.set_generator_state
 sigmoid_gradient = _backend.sigmoid_gradient
 gather_rows = _backend.gather_rows
 tanh_gradient = _backend.tanh_gradient

@@ -36,5 +36,13 @@ def scatter_state(variable, array):
     variable.assign(keras.ops.cast(array, variable.dtype))
 
 
+def generator_state():
+    return None
+
+
+def set_generator_state(array):
+    """Seeds are variables: nothing to restore."""
+
+
 class TrainingModeMixin:
     """Only torch has modules with a training mode: nothing to add here."""

@@ -14,6 +14,8 @@ ops = keras.ops
 num_replicas = common.num_replicas
 scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
+generator_state = common.generator_state
+set_generator_state = common.set_generator_state
 
 
 def scan(

@@ -9,6 +9,8 @@ from keras_armin.backends.common import raise_no_second_derivatives
 
 ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
+generator_state = common.generator_state
+set_generator_state = common.set_generator_state
 
 
 def scan(

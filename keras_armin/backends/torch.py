@@ -406,3 +406,16 @@ def check_batch_size(sequences, expected):
 
 def compiled(function, model):
     return torch.no_grad()(function)
+
+
+def generator_state():
+    """`keras.layers.Dropout` without a seed draws from it."""
+    return _random_module().get_rng_state().numpy()
+
+
+def set_generator_state(array):
+    _random_module().set_rng_state(torch.from_numpy(array))
+
+
+def _random_module():
+    return torch.cuda if torch.cuda.is_available() else torch

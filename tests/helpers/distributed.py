@@ -114,11 +114,11 @@ def train_on(engine, case):
     if case == "carried":
         # Written to be read again, in another order of samples.
         layer = model.get_layer("layer_1")
-        turned = [engine.gather(v)[::-1].copy() for v in layer.states]
-        for variable, array in zip(layer.states, turned):
-            engine.scatter(variable, array)
-        for variable, array in zip(layer.states, turned):
-            np.testing.assert_array_equal(engine.gather(variable), array)
+        before = engine.read(model, layer.states)
+        turned = [array[::-1].copy() for array in before]
+        engine.write(model, layer.states, turned)
+        for x, array in zip(engine.read(model, layer.states), turned):
+            np.testing.assert_array_equal(x, array)
         found["own state"] = own_state(layer.states[1])
     return model, found
 

@@ -6,6 +6,7 @@ import inspect
 import pathlib
 import pkgutil
 import re
+import tempfile
 
 import keras
 import numpy as np
@@ -48,7 +49,12 @@ WITH_EXAMPLES = (
 
 @pytest.mark.parametrize("name", list(modules()))
 def test_docstring_examples(name):
-    names = {"keras": keras, "keras_armin": keras_armin, "np": np}
+    names = {
+        "keras": keras,
+        "keras_armin": keras_armin,
+        "np": np,
+        "tempfile": tempfile,
+    }
     module = importlib.import_module(name)
     result = doctest.testmod(module, extraglobs=names)
 

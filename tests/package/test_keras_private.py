@@ -124,6 +124,21 @@ def test_a_model_can_be_run_through_with_other_inputs():
     np.testing.assert_allclose(array(run([x, ones])), expected, rtol=1e-6)
 
 
+def test_a_callback_can_set_the_first_epoch_of_a_fit():
+    class StartLater(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            keras_private.set_initial_epoch(self.model, 2)
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.zeros((2, 1))
+    arguments = {"epochs": 3, "verbose": 0}
+    fitted = model.fit(x, x, **arguments, callbacks=[StartLater()])
+    assert fitted.epoch == [2]
+    keras_private.set_initial_epoch(model, None)
+    assert model.fit(x, x, **arguments).epoch == [0, 1, 2]
+
+
 def test_train_asked_for_by_fit_is_told_from_that_of_a_user():
     """Only on PyTorch is a layer a module, and has `fit` such a mode."""
     asked = []

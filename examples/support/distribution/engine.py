@@ -11,8 +11,6 @@ import numpy as np
 from examples.support.errors import LOST
 from examples.support.errors import STOPPED
 from examples.support.errors import RunError
-from keras_armin import backends
-from keras_armin.noise import derive_seed
 
 
 class Engine:
@@ -112,45 +110,41 @@ class Engine:
 
     # --- for the file to resume from ---------------------------------------
 
-    def shapes(self, model, variables):
-        """Of what `read` returns."""
-        states = carried_states(model)
-        return [
-            (v.shape[0] * self.models, *v.shape[1:])
-            if id(v) in states
-            else tuple(v.shape)
-            for v in variables
-        ]
-
     def read(self, model, variables):
         """Arrays that do not depend on how many devices there are.
 
         All processes have to call it, only the chief gets what counts.
         """
-        states = carried_states(model)
+        states = {
+            id(variable): self.gather(array)
+            for layer in stateful_layers(model)
+            for variable, array in zip(layer.states, layer.get_state().values())
+        }
         return [
-            self.gather(v)
+            states[id(v)]
             if id(v) in states
             else keras.ops.convert_to_numpy(v.value)
             for v in variables
         ]
 
     def write(self, model, variables, arrays):
-        states = carried_states(model)
-        for variable, array in zip(variables, arrays):
-            if id(variable) in states:
-                self.scatter(variable, array)
-            elif is_seed(variable):
-                self.spread(variable, array)
-            else:
-                variable.assign(array)
+        given = {id(v): array for v, array in zip(variables, arrays)}
+        for layer in stateful_layers(model):
+            own = [self.own_part(given.pop(id(v))) for v in layer.states]
+            layer.set_state(dict(zip(layer.cell.state_names, own)))
+        for variable in variables:
+            if is_seed(variable):
+                self.spread(variable, given[id(variable)])
+            elif id(variable) in given:
+                variable.assign(given[id(variable)])
 
-    def gather(self, variable):
-        """A carried state, the samples in the order of the batch."""
-        return backends.gather_state(variable)
+    def gather(self, array):
+        """A carried state of all processes, in the order of the batch."""
+        return array
 
-    def scatter(self, variable, array):
-        backends.scatter_state(variable, array)
+    def own_part(self, array):
+        """The part of a gathered state that belongs to this process."""
+        return array
 
     def spread(self, variable, seed):
         """Set a seed, for each model another one that comes of `seed`."""
@@ -162,10 +156,8 @@ class OneDevice(Engine):
         return model
 
 
-def carried_states(model):
-    """The ids of the variables that hold the state of each sample."""
-    layers = (getattr(layer, "states", None) or () for layer in model.layers)
-    return {id(variable) for states in layers for variable in states}
+def stateful_layers(model):
+    return [x for x in model.layers if getattr(x, "states", None)]
 
 
 def is_seed(variable):
@@ -185,7 +177,8 @@ def seed_of(number, seed):
     """
     seed = np.array(seed)
     if number:
-        seed[0] = derive_seed(int(seed[0]), number)
+        derived = np.random.SeedSequence([int(seed[0]), number])
+        seed[0] = derived.generate_state(1)[0] >> 1
     return seed
 
 

@@ -17,7 +17,6 @@ from examples.support.distribution.engine import part_of
 from examples.support.distribution.engine import seed_of
 from examples.support.distribution.engine import spread_seeds
 from examples.support.errors import RunError
-from keras_armin import backends
 
 # What a collective operation raises when another process has gone.
 _OF_LOST_PEERS = (
@@ -120,13 +119,11 @@ class Workers(Replicas):
     def wait(self):
         self.agree(0)
 
-    def gather(self, variable):
-        here = tf.constant(backends.gather_state(variable))
-        return self.strategy.gather(here, axis=0).numpy()
+    def gather(self, array):
+        return self.strategy.gather(tf.constant(array), axis=0).numpy()
 
-    def scatter(self, variable, array):
-        own = np.split(array, self.devices)[self.first_replica]
-        backends.scatter_state(variable, own)
+    def own_part(self, array):
+        return np.split(array, self.devices)[self.first_replica]
 
 
 def _make_devices(count):

@@ -99,14 +99,14 @@ class TorchProcesses(Engine):
     def wait(self):
         distributed.barrier()
 
-    def gather(self, variable):
-        own = variable.value.detach().contiguous()
+    def gather(self, array):
+        own = torch.from_numpy(array).to(_device())
         parts = [torch.empty_like(own) for _ in range(self.models)]
         distributed.all_gather(parts, own)
         return torch.cat(parts).cpu().numpy()
 
-    def scatter(self, variable, array):
-        variable.assign(np.split(array, self.models)[self.rank])
+    def own_part(self, array):
+        return np.split(array, self.models)[self.rank]
 
     def spread(self, variable, seed):
         variable.assign(seed_of(self.rank, seed))
