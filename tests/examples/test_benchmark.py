@@ -15,7 +15,7 @@ from examples.support import timing
 from keras_armin import ARMIN
 from keras_armin import baselines
 from tests.conftest import in_ci_only_on
-from tests.helpers import BACKEND
+from tests.helpers.common import BACKEND
 
 PNG = b"\x89PNG"
 

@@ -15,8 +15,8 @@ pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from tests.helpers import BACKEND
 from tests.helpers import serving
+from tests.helpers.common import BACKEND
 
 pytestmark = pytest.mark.skipif(
     BACKEND != "tensorflow",

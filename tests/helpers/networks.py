@@ -9,12 +9,12 @@ import pytest
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
-from tests.helpers import DIM
-from tests.helpers import FULL
-from tests.helpers import KERAS_OBJECTS
-from tests.helpers import LAYER_ONLY
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
+from tests.helpers.common import DIM
+from tests.helpers.common import FULL
+from tests.helpers.common import KERAS_OBJECTS
+from tests.helpers.common import LAYER_ONLY
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
 
 
 class Network(NamedTuple):

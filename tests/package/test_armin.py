@@ -8,18 +8,18 @@ from keras import ops
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import compiled
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import compiled
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.9)
 

@@ -10,13 +10,13 @@ from keras_armin import trace_memory
 from keras_armin.baselines import _heads
 from keras_armin.baselines import dnc
 from keras_armin.baselines import sab
-from tests.helpers import BACKEND
-from tests.helpers import array
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference_baselines as reference
-from tests.helpers import tensor
+from tests.helpers.common import BACKEND
+from tests.helpers.common import array
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 N = 6
 

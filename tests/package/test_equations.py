@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 import keras_armin
 from keras_armin import ARMIN
 from tests.conftest import IN_CI
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import fix_noise
-from tests.helpers import inputs
-from tests.helpers import random_noise
 from tests.helpers import reference
-from tests.helpers import set_cell_weights
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import fix_noise
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import set_cell_weights
+from tests.helpers.common import tensor
 
 AXES = {
     "addressing": ["hard", "relaxed", "soft"],

@@ -6,12 +6,12 @@ import pytest
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import inputs
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import inputs
 
 each_class = pytest.mark.parametrize("cls", [ARMIN, ARMINCell])
 

@@ -6,11 +6,11 @@ import pytest
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.exported import run_exported
 from tests.package.test_export import FORMATS
 

@@ -21,19 +21,19 @@ from keras_armin.memory_ops import ranks_to_order
 from keras_armin.memory_rnn import MemoryRNN
 from keras_armin.normalization import layer_norm_backward
 from tests.conftest import IN_CI
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import fix_noise
-from tests.helpers import gradients as gradients_of
-from tests.helpers import inputs
-from tests.helpers import randomise
-from tests.helpers import tensor
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients as gradients_of
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 EVERYTHING = {
     "memory_dim": DIM,

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import random_noise
-from tests.helpers import randomise
 from tests.helpers import reference
-from tests.helpers import set_cell_weights
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import randomise
+from tests.helpers.common import set_cell_weights
 
 STEP = 1e-6
 

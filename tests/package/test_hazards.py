@@ -13,16 +13,16 @@ from keras_armin import PAPER
 from keras_armin import backends
 from keras_armin import gradient_clipping
 from keras_armin.baselines import LayerNormLSTM
-from tests.helpers import BACKEND
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.networks import NETWORKS
 from tests.package import test_fused
 

@@ -12,18 +12,18 @@ from keras_armin import plot_memory
 from keras_armin import trace_memory
 from keras_armin.callbacks import SlotUsage
 from keras_armin.inspection import MemoryTrace
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 

@@ -7,23 +7,23 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import compiled
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import random_noise
-from tests.helpers import randomise
 from tests.helpers import reference
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import compiled
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import randomise
 
 OUTPUT = UNITS + DIM
 STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4, SLOTS]

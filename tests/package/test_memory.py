@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_armin import backends
 from keras_armin import memory_ops
-from tests.helpers import array
+from tests.helpers.common import array
 
 BATCH, SLOTS, DIM = 3, 4, 2
 

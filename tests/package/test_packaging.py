@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 import keras_armin
-from tests.helpers import BACKEND
+from tests.helpers.common import BACKEND
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -8,10 +8,10 @@ from keras import ops
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import noise
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import array
-from tests.helpers import as_rnn
+from tests.helpers.common import BOTH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
 
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 

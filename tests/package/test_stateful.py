@@ -7,17 +7,17 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin.callbacks import ValidationState
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 
 NAMES = ["output", "h", "memory", "pointer", "write_order"]
 SIZES = [UNITS + DIM, UNITS, SLOTS * DIM, 4, SLOTS]

@@ -12,15 +12,15 @@ import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin.step_model import RecurrentStep
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.networks import each_network
 
 layers = keras.layers

@@ -8,13 +8,13 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin.callbacks import NoiseAnnealing
 from keras_armin.callbacks import TemperatureAnnealing
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import TIME
-from tests.helpers import array
-from tests.helpers import inputs
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import TIME
+from tests.helpers.common import array
+from tests.helpers.common import inputs
 
 both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 
