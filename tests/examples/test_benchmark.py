@@ -14,8 +14,8 @@ from examples.support import peak_memory
 from examples.support import timing
 from keras_armin import ARMIN
 from keras_armin import baselines
-from tests.conftest import in_ci_only_on
 from tests.helpers.common import BACKEND
+from tests.helpers.common import slow_except_on
 
 PNG = b"\x89PNG"
 
@@ -76,18 +76,17 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("question", "ci_backend"),
+    "question",
     [
-        ("train", "tensorflow"),
-        ("inference", "jax"),
-        ("scaling", "torch"),
-        ("networks", "torch"),
+        pytest.param("train", marks=slow_except_on("tensorflow")),
+        pytest.param("inference", marks=slow_except_on("jax")),
+        pytest.param("scaling", marks=slow_except_on("torch")),
+        pytest.param("networks", marks=slow_except_on("torch")),
     ],
 )
 def test_a_question_gives_a_table_numbers_and_a_picture(
-    question, ci_backend, tmp_path, monkeypatch, capsys
+    question, tmp_path, monkeypatch, capsys
 ):
-    in_ci_only_on(ci_backend)
     monkeypatch.setitem(
         benchmark.QUICK,
         question,

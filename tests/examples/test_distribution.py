@@ -29,7 +29,6 @@ from examples.support import training
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import seed_of
 from examples.support.errors import RunError
-from tests.conftest import IN_CI
 from tests.helpers import distributed
 
 BACKEND = keras.backend.backend()
@@ -176,10 +175,9 @@ def specs(found):
     return [spec[0] for spec in split.values()], kernel
 
 
+@pytest.mark.slow("tensorflow")
 def test_four_devices_train_as_one(tmp_path):
     """On JAX two share the batch, and two the kernels."""
-    if BACKEND == "tensorflow" and IN_CI:
-        pytest.skip("takes a minute: CI has two devices on TensorFlow")
     how = "model" if BACKEND == "jax" else "data"
     path = tmp_path / "found.npz"
     several = start_training(path, 4, "carried", how=how)

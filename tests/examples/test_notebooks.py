@@ -1,12 +1,13 @@
 """The notebooks run from top to bottom, and are small as they are committed."""
 
+import itertools
 import json
 import pathlib
 
 import pytest
 
 from tests.__main__ import BACKENDS
-from tests.conftest import in_ci_only_on
+from tests.helpers.common import slow_except_on
 
 nbclient = pytest.importorskip("nbclient", reason="runs the notebooks")
 nbformat = pytest.importorskip("nbformat", reason="reads the notebooks")
@@ -28,9 +29,14 @@ def test_all_four_are_there():
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=slow_except_on(backend))
+        for path, backend in zip(NOTEBOOKS, itertools.cycle(BACKENDS))
+    ],
+)
 def test_a_notebook_runs_in_quick_mode(path, monkeypatch):
-    in_ci_only_on(BACKENDS[NOTEBOOKS.index(path) % len(BACKENDS)])
     monkeypatch.setenv("KERAS_ARMIN_QUICK", "1")
     # The kernel has its own way to show pictures.
     monkeypatch.delenv("MPLBACKEND")

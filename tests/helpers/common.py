@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from keras_armin import ARMIN
@@ -62,6 +63,12 @@ LAYER_ONLY = {
     "unroll": True,
     "zero_output_for_mask": True,
 }
+
+
+def slow_except_on(backend):
+    """Marks what one backend proves for all."""
+    others = {"jax", "tensorflow", "torch"} - {backend}
+    return pytest.mark.slow(*sorted(others))
 
 
 def array(x):

@@ -113,13 +113,23 @@ for _name in FIXED["AwTA"]:
     NETWORKS["AwTA"].full[_name] = False
 NETWORKS["AwTA"].full["unit_gate_bias"] = True
 
-each_network = pytest.mark.parametrize(
-    "network", NETWORKS.values(), ids=NETWORKS
-)
-WITH_MEMORY = {k: v for k, v in NETWORKS.items() if k != "LayerNormLSTM"}
-each_with_memory = pytest.mark.parametrize(
-    "network", WITH_MEMORY.values(), ids=WITH_MEMORY
-)
+# JAX takes seconds to compile a loop of one of these.
+SLOW_TO_COMPILE = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
+
+
+def _each(names):
+    def marks(name):
+        slow = name in SLOW_TO_COMPILE
+        return [pytest.mark.slow("jax")] if slow else []
+
+    return pytest.mark.parametrize(
+        "network",
+        [pytest.param(NETWORKS[x], id=x, marks=marks(x)) for x in names],
+    )
+
+
+each_network = _each(NETWORKS)
+each_with_memory = _each(name for name in NETWORKS if name != "LayerNormLSTM")
 
 
 def layer_arguments(network):

@@ -207,7 +207,7 @@ LEARNERS = {
 
 
 @pytest.mark.parametrize("network", LEARNERS)
-def test_a_small_copy_task_is_learnt(network, in_time):
+def test_a_small_copy_task_is_learnt(network):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
     bits = np.array(list(np.ndindex(2, 2, 2)), "float32")
     x = np.zeros((8, 6, 2), "float32")

@@ -10,7 +10,6 @@ import pytest
 from keras import ops
 
 from keras_armin import trace_memory
-from tests.conftest import IN_CI
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import FEATURES
@@ -27,8 +26,6 @@ from tests.helpers.networks import NETWORKS
 from tests.helpers.networks import each_network
 from tests.helpers.networks import each_with_memory
 from tests.helpers.networks import layer_arguments
-
-pytestmark = pytest.mark.usefixtures("in_time")
 
 HALF = 4
 LENGTHS = np.array([4, 7, 2])
@@ -398,9 +395,7 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 # XLA to learn a small task.
 @pytest.mark.parametrize(
     "jit_compile",
-    [True]
-    if BACKEND == "jax" or (IN_CI and BACKEND == "tensorflow")
-    else [False, True],
+    [pytest.param(False, marks=pytest.mark.slow("jax", "tensorflow")), True],
 )
 def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
     if BACKEND == "torch":

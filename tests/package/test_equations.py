@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.conftest import IN_CI
 from tests.helpers import reference
 from tests.helpers.common import BATCH
 from tests.helpers.common import BOTH
@@ -74,12 +73,15 @@ def pairwise():
 def combinations():
     """Grouped by the first three axes, to keep the number of tests readable.
 
-    All of them take minutes: in CI those in which each pair occurs.
+    Those in which each pair occurs, then, slow, all of them.
     """
-    groups = {}
-    for row in pairwise() if IN_CI else rows():
-        groups.setdefault(tuple(row.values())[:3], []).append(row)
-    return list(groups.values())
+    for rows_of, marks in ((pairwise, []), (rows, [pytest.mark.slow])):
+        groups = {}
+        for row in rows_of():
+            groups.setdefault(tuple(row.values())[:3], []).append(row)
+        for key, group in groups.items():
+            name = "-".join(["all" if marks else "pairs", *map(str, key)])
+            yield pytest.param(group, id=name, marks=marks)
 
 
 def name_of(options):
@@ -135,11 +137,7 @@ def compare(
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "group",
-    combinations(),
-    ids=lambda group: "-".join(str(v) for v in list(group[0].values())[:3]),
-)
+@pytest.mark.parametrize("group", combinations())
 def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):
     for options in group:
         # Two steps fill the memory, the third overwrites a slot of it.

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 from keras import ops
 
@@ -20,7 +19,6 @@ from keras_armin.memory_ops import count_to_pointer
 from keras_armin.memory_ops import ranks_to_order
 from keras_armin.memory_rnn import MemoryRNN
 from keras_armin.normalization import layer_norm_backward
-from tests.conftest import IN_CI
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import DIM
@@ -217,7 +215,6 @@ def compare(
 ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
 
 
-@settings(max_examples=(4 if IN_CI else 8) if BACKEND == "jax" else 30)
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),

@@ -57,7 +57,7 @@ def check_steps(model, x, **arguments):
 
 
 @each_network
-def test_steps_give_the_outputs_of_the_sequence(network, rng, in_time):
+def test_steps_give_the_outputs_of_the_sequence(network, rng):
     layer = network.make(return_sequences=True)
     model = sequential(layer, layers.Dense(2))
     randomise(layer, rng)
