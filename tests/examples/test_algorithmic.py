@@ -15,6 +15,7 @@ from examples.support import models
 from examples.support import sequences
 from examples.support import training
 from examples.support.training import RunError
+from tests.helpers.common import slow_except_on
 
 TINY = [
     *("--units", "8", "--slots", "4", "--memory-dim", "4", "--bands", "1"),
@@ -70,6 +71,7 @@ def test_the_test_sees_a_right_and_a_wrong_network():
     assert 0.5 < loss < 3 and 0.1 < right < 0.6
 
 
+@slow_except_on("torch")
 def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
     result = algorithmic.main(
         [*TINY, "--test-sizes", "length=3", "--output", str(tmp_path)]
@@ -148,6 +150,7 @@ def test_every_preset_is_complete_for_every_task(preset, task):
     )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
@@ -173,6 +176,7 @@ def test_the_paper_preset_has_the_parameters_of_each_network(
     assert training.parameters(built) == expected
 
 
+@slow_except_on("torch")
 def test_a_network_is_trained_by_its_name(tmp_path):
     result = algorithmic.main(
         [

@@ -20,6 +20,7 @@ from tests.helpers.common import slow_except_on
 PNG = b"\x89PNG"
 
 
+@slow_except_on("torch")
 def test_the_lstm_has_as_many_parameters():
     assert contenders.equal_lstm_units(250, 20, 128) == 470
     for units, slots in ((64, 5), (250, 100), (500, 512)):
@@ -78,7 +79,7 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
 @pytest.mark.parametrize(
     "question",
     [
-        pytest.param("train", marks=slow_except_on("tensorflow")),
+        pytest.param("train", marks=slow_except_on("torch")),
         pytest.param("inference", marks=slow_except_on("jax")),
         pytest.param("scaling", marks=slow_except_on("torch")),
         pytest.param("networks", marks=slow_except_on("torch")),
@@ -115,6 +116,7 @@ def test_a_question_gives_a_table_numbers_and_a_picture(
     assert both.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not pathlib.Path("/proc/self/clear_refs").exists(),
     reason="the peak is read from /proc, which only Linux has",
@@ -129,6 +131,7 @@ def test_the_peak_is_that_of_the_step():
     assert long > 2 * max(short, 1_000_000)
 
 
+@slow_except_on("torch")
 def test_a_failed_process_says_what_failed():
     with pytest.raises(RuntimeError, match="no such layer"):
         peak_memory.measure("no such layer", 4, 2, 3, 2, 5)

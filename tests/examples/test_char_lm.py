@@ -56,6 +56,7 @@ class Recorder(training.Run):
         self.states = [*states, model.get_layer("layer_1").get_state()]
 
 
+@pytest.mark.slow("tensorflow")
 def test_training_carries_state_and_validation_leaves_it(corpus, tmp_path):
     # 11 characters in a lane: two chunks a pass. No noise: zoneout is 0.
     model, arguments = untouched(corpus, "--model", "ln-lstm")
@@ -76,6 +77,7 @@ def test_training_carries_state_and_validation_leaves_it(corpus, tmp_path):
     assert not np.allclose(run.states[0]["c"], run.states[1]["c"], atol=1e-3)
 
 
+@pytest.mark.slow("jax")
 def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
     model, arguments = untouched(corpus, "--dropout", "0.5")
     single = char_lm.single_lane(model, arguments, 6)
@@ -133,11 +135,13 @@ def train_in_three_ways(text_file, folder):
         char_lm.main([*arguments, "--resume", "--export", str(to)])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
     if BACKEND == "tensorflow":
         # Determinism cannot be taken back: it would reach other tests.
         command = (
-            "import pathlib, sys; from tests import test_char_lm as t; "
+            "import pathlib, sys\n"
+            "from tests.examples import test_char_lm as t\n"
             "t.train_in_three_ways(*map(pathlib.Path, sys.argv[1:]))"
         )
         subprocess.run(
@@ -202,6 +206,7 @@ def test_presets_give_what_options_do_not(preset):
     assert (char_lm.paper_bpc(armin) is None) == ("paper" not in preset)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "preset, model, symbols, expected",
     [

@@ -119,22 +119,27 @@ def compare(found, case, expected):
     )
 
 
-def test_several_devices_train_as_one(tmp_path):
-    """Weights, moments, carried states and losses of 20 updates.
-
-    One test for all of it: its processes take most of the time.
-    """
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["carried"],
+        # One test for all of them: its processes take most of the time.
+        pytest.param(list(distributed.CASES), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_several_devices_train_as_one(cases, tmp_path):
+    """Weights, moments, carried states and losses of 20 updates."""
     several = start_training(
-        tmp_path / "found.npz", 8 if BACKEND == "jax" else 2, *distributed.CASES
+        tmp_path / "found.npz", 8 if BACKEND == "jax" else 2, *cases
     )
-    expected = {
-        case: distributed.train_here(case) for case in distributed.CASES
-    }
+    expected = {case: distributed.train_here(case) for case in cases}
     found = finish(tmp_path / "found.npz", several)
 
-    for case in ("pixels", "carried"):
-        compare(found, case, expected[case])
-    check_noise(found, expected["noisy"])
+    for case in cases:
+        if case == "noisy":
+            check_noise(found, expected["noisy"])
+        else:
+            compare(found, case, expected[case])
     check_own_state(found, expected["carried"])
     if BACKEND == "jax":
         states, kernel = specs(found)
@@ -175,7 +180,7 @@ def specs(found):
     return [spec[0] for spec in split.values()], kernel
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow
 def test_four_devices_train_as_one(tmp_path):
     """On JAX two share the batch, and two the kernels."""
     how = "model" if BACKEND == "jax" else "data"
@@ -206,6 +211,7 @@ def arguments(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
     arguments, tmp_path, monkeypatch
 ):

@@ -19,6 +19,7 @@ from examples.support import training
 from examples.support.training import RunError
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("armin", 80_138), ("lstm", 67_850)],
@@ -96,6 +97,7 @@ def few_digits(monkeypatch):
     monkeypatch.setattr(pixels, "load", lambda name, data_dir: few)
 
 
+@pytest.mark.slow("jax")
 def test_the_script_runs_and_leaves_its_files(few_digits, tmp_path, capsys):
     result = permuted_mnist.main(
         [

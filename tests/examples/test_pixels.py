@@ -12,6 +12,10 @@ tf = pytest.importorskip(
 
 from examples.support import pixels  # noqa: E402
 from examples.support.training import RunError  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
+
+# Data is NumPy and tf.data on every backend.
+pytestmark = slow_except_on("tensorflow")
 
 
 def samples(count):

@@ -125,6 +125,7 @@ def test_both_models_have_the_same_number_of_parameters(name):
     assert parameters("default") == pytest.approx(parameters("lstm"), rel=0.03)
 
 
+@pytest.mark.slow("jax")
 def test_parameters_are_those_of_a_model_that_was_built():
     model = swap.build_model(TASKS["recall"], "default", units=5)
 
@@ -187,6 +188,7 @@ def test_keras_goes_on_in_an_epoch_where_the_one_before_it_ended():
     np.testing.assert_allclose(history["loss"], [1.5, 5.5, 9.5])
 
 
+@pytest.mark.slow("tensorflow")
 def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
     small = TASKS["recall"]._replace(units=8, batch_size=4, updates=200)
     monkeypatch.setitem(TASKS, "recall", small)

@@ -16,6 +16,10 @@ pytest.importorskip(
 
 from examples.support import text
 from examples.support.training import RunError
+from tests.helpers.common import slow_except_on
+
+# Data is NumPy and tf.data on every backend.
+pytestmark = slow_except_on("tensorflow")
 
 
 def batches(dataset, count):

@@ -24,6 +24,7 @@ from examples.support import command_line  # noqa: E402
 from examples.support import models  # noqa: E402
 from examples.support import training  # noqa: E402
 from examples.support.training import RunError  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EPOCHS, STEPS = 4, 3
@@ -127,6 +128,7 @@ def rows(path):
     ]
 
 
+@slow_except_on("torch")
 def test_a_killed_run_is_resumed_to_the_same_bits(tmp_path):
     killed = run_script(tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -383,6 +385,7 @@ def test_bad_options_are_explained(option, value, takes, capsys):
     assert f"{option}: must be {takes}" in capsys.readouterr().err
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("name", models.NETWORKS)
 def test_every_network_gives_finite_outputs(name, rng):
     layer = models.build(
