@@ -129,6 +129,16 @@ def _each(names):
 
 
 each_network = _each(NETWORKS)
+# For what takes seconds on every backend.
+armin_then_others = pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(
+            network, id=name, marks=[] if name == "ARMIN" else pytest.mark.slow
+        )
+        for name, network in NETWORKS.items()
+    ],
+)
 each_with_memory = _each(name for name in NETWORKS if name != "LayerNormLSTM")
 
 

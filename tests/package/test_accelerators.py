@@ -390,7 +390,11 @@ class TestTensorFlow:
         assert " while(" not in program
 
     @pytest.mark.parametrize(
-        "stateful, policy", [(True, "float32"), (False, "mixed_bfloat16")]
+        "stateful, policy",
+        [
+            (True, "float32"),
+            pytest.param(False, "mixed_bfloat16", marks=pytest.mark.slow),
+        ],
     )
     def test_training_is_the_same_under_xla(
         self, stateful, policy, rng, monkeypatch

@@ -59,6 +59,7 @@ def test_names_and_shapes_of_the_weights(options):
     ]
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -296,6 +297,7 @@ def test_clone_model(rng):
 POLICIES = ["float16", "mixed_float16", "bfloat16", "mixed_bfloat16"]
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [ARMIN, as_rnn], ids=["ARMIN", "RNN"])
 def test_low_precision_follows_float32(make, policy, rng):

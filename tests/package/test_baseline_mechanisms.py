@@ -357,6 +357,7 @@ def far_gradients(rng, recall):
     return np.abs(found).max(axis=(0, 2))
 
 
+@pytest.mark.slow("jax")
 def test_sab_sends_gradients_hundreds_of_steps_back_though_truncated(rng):
     with_recall = far_gradients(rng, True)
     without = far_gradients(rng, False)
@@ -401,6 +402,7 @@ def assert_finite(layer, x, **planted):
         assert gradient is None or np.isfinite(gradient).all(), name
 
 
+@pytest.mark.slow("jax")
 @each_hazard
 def test_hazards_of_memory_gates_and_usage(name, rng):
     """One layer and one shape for all, which JAX compiles once."""
@@ -423,6 +425,7 @@ def test_hazards_of_memory_gates_and_usage(name, rng):
             assert_finite(layer, ones, usage=value, write_weights=value)
 
 
+@pytest.mark.slow("torch")
 @each_hazard
 def test_a_long_sequence(name, rng):
     layer = hazardous(name, rng, scale=1.5)
@@ -435,6 +438,7 @@ def test_a_long_sequence(name, rng):
     assert np.abs(outputs).max() < 1e3
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("variant", ["published", "released"])
 @each_hazard
 def test_float16_with_saturated_gates(name, variant, rng):

@@ -206,6 +206,7 @@ LEARNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", LEARNERS)
 def test_a_small_copy_task_is_learnt(network):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""

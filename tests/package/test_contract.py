@@ -23,6 +23,7 @@ from tests.helpers.common import randomise
 from tests.helpers.common import tensor
 from tests.helpers.networks import FIXED
 from tests.helpers.networks import NETWORKS
+from tests.helpers.networks import armin_then_others
 from tests.helpers.networks import each_network
 from tests.helpers.networks import each_with_memory
 from tests.helpers.networks import layer_arguments
@@ -389,10 +390,9 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 # --- training ---------------------------------------------------------------
 
 
-@each_network
+@armin_then_others
 # Without jit JAX compiles hundreds of operations, each by itself; the tests of
-# gradients here do that already. CI trains every network on TensorFlow without
-# XLA to learn a small task.
+# gradients here do that already.
 @pytest.mark.parametrize(
     "jit_compile",
     [pytest.param(False, marks=pytest.mark.slow("jax", "tensorflow")), True],

@@ -46,6 +46,7 @@ WITH_EXAMPLES = (
 )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", list(modules()))
 def test_docstring_examples(name):
     names = {"keras": keras, "keras_armin": keras_armin, "np": np}

@@ -144,6 +144,7 @@ def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):
         compare(options, "float64", training, rng, 1e-10, time=3, slots=2)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("options", pairwise(), ids=name_of)
 def test_pairwise_set_agrees_in_float32(options, training, rng):
@@ -170,7 +171,9 @@ def test_pairwise_set_agrees_in_float32(options, training, rng):
     ],
     ids=name_of,
 )
-def test_other_options_agree_in_float64(options, training, rng, float64):
+def test_other_options_agree_in_float64(
+    options, training, rng, float64, no_jit
+):
     compare(options, "float64", training, rng, 1e-10)
 
 

@@ -67,7 +67,8 @@ VARIETIES = {
     "AwTA": {"layer_norm": True},
     "SAB": {"layer_norm": True, "truncate_every": STEPS},
 }
-
+# The others take seconds each.
+QUICK = ("ARMIN", "ARMIN hard, all", "LayerNormLSTM")
 
 # Those whose outputs are bounded. On others, such as what is read from a
 # learned initial memory, a regression may diverge by itself at this learning
@@ -128,7 +129,13 @@ def assert_finite(x, name):
     assert np.isfinite(array(x).astype("float64")).all(), name
 
 
-@pytest.mark.parametrize("variety", VARIETIES)
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in VARIETIES
+    ],
+)
 def test_updates_on_any_constant_input_stay_finite(variety, rng):
     layer = make(variety)
     head = "linear" if variety in LINEAR_HEAD else "tanh"
