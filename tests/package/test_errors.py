@@ -12,6 +12,7 @@ from tests.helpers.common import SLOTS
 from tests.helpers.common import TIME
 from tests.helpers.common import UNITS
 from tests.helpers.common import inputs
+from tests.helpers.common import slow_except_on
 
 each_class = pytest.mark.parametrize("cls", [ARMIN, ARMINCell])
 
@@ -194,6 +195,7 @@ def test_masks_and_resets_of_a_wrong_shape(name, rng):
         layer(keras.Input((TIME, FEATURES)), **{name: symbolic})
 
 
+@slow_except_on("torch")
 def test_an_unsupported_backend_is_named():
     import os
     import subprocess

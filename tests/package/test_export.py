@@ -119,7 +119,13 @@ def calls_for(name, rng):
     return found
 
 
-@pytest.mark.parametrize("format", FORMATS[1:])
+@pytest.mark.parametrize(
+    "format",
+    [
+        pytest.param(x, marks=[] if x == "onnx" else pytest.mark.slow)
+        for x in FORMATS[1:]
+    ],
+)
 def test_a_file_gives_the_same_numbers_at_any_batch_and_length(
     format, tmp_path, rng
 ):
@@ -130,6 +136,7 @@ def test_a_file_gives_the_same_numbers_at_any_batch_and_length(
     check_exported(tmp_path, format, {name: made(name, rng)}, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("litert" not in FORMATS, reason="refused, see below")
 def test_litert_wants_a_fixed_batch_for_all_outputs(tmp_path, rng):
     model = made("masked", rng)
@@ -147,6 +154,7 @@ def test_litert_wants_a_fixed_batch_for_all_outputs(tmp_path, rng):
     )
 
 
+@pytest.mark.slow
 def test_every_kind_of_model_can_be_exported(tmp_path, rng):
     names = [
         name for name in VARIETIES if name != "bare_cell" or BACKEND != "torch"
@@ -157,6 +165,7 @@ def test_every_kind_of_model_can_be_exported(tmp_path, rng):
     check_exported(tmp_path, NATIVE, models, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "torch", reason="a fault of Keras on PyTorch")
 def test_a_bare_cell_on_torch_needs_fixed_sizes(tmp_path, rng):
     model = made("bare_cell", rng)

@@ -17,7 +17,13 @@ from tests.package.test_export import FORMATS
 STEPS = 1000
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "format",
+    [
+        FORMATS[0],
+        *(pytest.param(x, marks=pytest.mark.slow) for x in FORMATS[1:]),
+    ],
+)
 def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
     format, tmp_path, rng
 ):

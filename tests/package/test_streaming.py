@@ -173,6 +173,7 @@ def test_a_stateful_model_with_resets_becomes_a_step(rng):
     np.testing.assert_allclose(stepped, array(whole), atol=1e-5)
 
 
+@pytest.mark.slow("torch")
 def test_a_thousand_steps_do_not_drift(rng):
     layer = small_armin(return_sequences=True, layer_norm=True)
     model = sequential(layer, layers.Dense(2))
