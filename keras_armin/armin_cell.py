@@ -13,7 +13,6 @@ from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
 from keras_armin.initializers import BlockInitializer
 from keras_armin.keras_private import preserve_float64
-from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_cell import argument_names
 from keras_armin.noise import StepNoise
 
@@ -46,7 +45,7 @@ DEFAULTS_0_1 = {
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMINCell(ARMINEquations, MemoryCell):
+class ARMINCell(ARMINEquations):
     """One step of ARMIN, a recurrent network with an external memory.
 
     Beside its hidden state `h` the cell keeps `memory_slots` vectors, its

@@ -14,6 +14,7 @@ from keras_armin.backends import ops
 from keras_armin.gradient_clipping import clip_factor
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.memory_cell import CellResult
+from keras_armin.memory_cell import MemoryCell
 from keras_armin.noise import SequenceNoise
 from keras_armin.normalization import layer_norm
 
@@ -77,7 +78,7 @@ class StepRecord(NamedTuple):
     g: Any  # (batch, units)
 
 
-class ARMINEquations:
+class ARMINEquations(MemoryCell):
     """The equations of `ARMINCell` as pure functions of given weights."""
 
     def project(self, weights, inputs, sequence_noise=SequenceNoise()):

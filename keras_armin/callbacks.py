@@ -39,7 +39,7 @@ class _Annealing(keras.callbacks.Callback):
         self.per = validation.choice("per", per, ("batch", "epoch"))
         self.step = validation.count("initial_step", initial_step)
         self._first_step_of_epoch = self.step
-        self._value = None
+        self._value: float | None = None
 
     def _cells(self):
         return [
@@ -161,7 +161,7 @@ class ValidationState(keras.callbacks.Callback):
             "reset_each_epoch", reset_each_epoch
         )
         self._training = False
-        self._saved = None
+        self._saved: list | None = None
 
     def _layers(self):
         return [

@@ -325,8 +325,10 @@ def _inline_loop_weights(file):
     import onnx
     from onnxscript import optimizer
 
-    any_size = {"input_size_limit": 2**31, "output_size_limit": 2**31}
-    model = optimizer.optimize(onnx.load(file), **any_size)
+    any_size = 2**31
+    model = optimizer.optimize(
+        onnx.load(file), input_size_limit=any_size, output_size_limit=any_size
+    )
     weights = {x.name: x for x in model.graph.initializer}
     for loop in (x for x in model.graph.node if x.op_type == "Scan"):
         (body,) = (x.g for x in loop.attribute if x.name == "body")

@@ -7,6 +7,7 @@ and tests/examples/test_distribution.py for `clip_sum_of_replicas`.
 import contextlib
 import functools
 import sys
+import types
 
 import keras
 from keras.src.backend import get_keras_mask as attached_mask
@@ -41,7 +42,7 @@ def is_called_by_keras():
     `fit` calls them on PyTorch. Modules forward the call to their children, so
     the caller is the first frame that is not a function of these names.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("train", "eval"):
         frame = frame.f_back
     module = "" if frame is None else frame.f_globals.get("__name__", "")

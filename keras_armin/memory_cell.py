@@ -54,7 +54,6 @@ class MemoryCell(
       training)`: the equations, as a `CellResult`.
     """
 
-    state_names: tuple[str, ...] = ()
     memory_slots: int = 0
     # Does not affect inference: optional in a weights file.
     optional_weights: tuple[str, ...] = ("noise_scale",)
@@ -311,7 +310,7 @@ def init_parameters(cls):
 
     Bases count as long as `**kwargs` are passed on to them.
     """
-    found = {}
+    found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(MemoryCell)]:
         if "__init__" in vars(base):
             own = inspect.signature(base.__init__).parameters

@@ -192,10 +192,16 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             trace=trace,
         )
 
-    def _loop(self, sequences, states, **arguments) -> LoopResult:
+    def _loop(self, sequences, states, reset, trace, **arguments) -> LoopResult:
         """Run the cell. A subclass may have a faster implementation."""
         return run_cell(
-            self.cell, sequences, states, unroll=self.unroll, **arguments
+            self.cell,
+            sequences,
+            states,
+            reset=reset,
+            trace=trace,
+            unroll=self.unroll,
+            **arguments,
         )
 
     def _initial_state_for(self, sequences, initial_state):

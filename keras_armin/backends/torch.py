@@ -42,11 +42,11 @@ def scan(
     )
     length = len(common.leaves(inputs)[0])
     collect = _Buffer if _in_place_is_allowed() else _Stack
-    columns = None
+    columns: dict = {}
     for time in reversed(range(length)) if reverse else range(length):
         inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
         carry, outputs = step(carry, inputs_t)
-        if columns is None:
+        if not columns:
             columns = {
                 name: (_List if name in unstacked else collect)(length, y)
                 for name, y in outputs.items()
@@ -86,7 +86,7 @@ class _Stack:
     """Outputs that autograd tracks."""
 
     def __init__(self, length, sample):
-        self.outputs = [None] * length
+        self.outputs: list = [None] * length
 
     def put(self, time, output):
         self.outputs[time] = output
@@ -362,7 +362,7 @@ def padding_advice(sequences):
     )
 
 
-class TrainingModeMixin:
+class TrainingModeMixin(torch.nn.Module):
     """Lets `train()` and `eval()` set the default of `training`.
 
     torch modules start in training mode, while calls of a Keras layer default

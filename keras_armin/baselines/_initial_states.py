@@ -3,9 +3,10 @@
 from keras import ops
 
 from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_cell import MemoryCell
 
 
-class InitialStates:
+class InitialStates(MemoryCell):
     """Mixin for cells with `learn_initial_state`.
 
     The cell defines `trainable_initial_states`, a dict by name of pairs: the

@@ -8,13 +8,14 @@ from keras_armin.armin_equations import times
 from keras_armin.backends import ops
 from keras_armin.baselines._heads import NORM_EPSILON
 from keras_armin.baselines._heads import unit_rows
+from keras_armin.memory_cell import MemoryCell
 from keras_armin.normalization import layer_norm
 
 # Subtracted from the logit of the slot that was read last.
 PENALTY = 100.0
 
 
-class TARDISAddressing:
+class TARDISAddressing(MemoryCell):
     """Logits from a small network applied to each slot.
 
         logit_i = a tanh(W [x, state, key_i, M_i, u] + b)
