@@ -1,4 +1,6 @@
 import contextlib
+from typing import Any
+from typing import Self
 
 import keras
 import torch
@@ -374,12 +376,12 @@ class TrainingModeMixin(torch.nn.Module):
 
     _is_in_training_mode = False
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Self:
         if not (mode and keras_private.is_called_by_keras()):
             self._is_in_training_mode = bool(mode)
         return super().train(mode)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_in_training_mode and _mode_is_open(args, kwargs):
             kwargs["training"] = True
         return super().__call__(*args, **kwargs)
