@@ -143,7 +143,7 @@ def run_armin(
         if training:
             outputs = {name: _at(x, step) for name, x in outputs.items()}
         last_output = output(_at(sequences, step), **outputs)
-        if mask is not None:
+        if step is not None:
             last_output = keras.ops.where(
                 step[:, None] < 0, state.output, last_output
             )

@@ -28,7 +28,7 @@ class _Annealing(keras.callbacks.Callback):
         schedule: Callable[[int], Any],
         per: str = "batch",
         initial_step: int = 0,
-    ):
+    ) -> None:
         super().__init__()
         if not callable(schedule):
             raise TypeError(
@@ -39,9 +39,9 @@ class _Annealing(keras.callbacks.Callback):
         self.per = validation.choice("per", per, ("batch", "epoch"))
         self.step = validation.count("initial_step", initial_step)
         self._first_step_of_epoch = self.step
-        self._value = None
+        self._value: float | None = None
 
-    def _cells(self):
+    def _cells(self) -> list[MemoryCell]:
         return [
             layer
             for layer in keras_private.all_layers(self.model)
@@ -49,7 +49,7 @@ class _Annealing(keras.callbacks.Callback):
             and getattr(layer, self.weight, None) is not None
         ]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._value = None
         kind = type(self).__name__
         if not self._cells():
@@ -68,23 +68,25 @@ class _Annealing(keras.callbacks.Callback):
                     f"`{self.weight}`. Use either that or `{kind}`."
                 )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._first_step_of_epoch = self.step
         if self.per == "epoch":
             self._set(epoch)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
         if self.per == "batch":
             self._set(self._first_step_of_epoch + batch)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.step = self._first_step_of_epoch + batch + 1
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None and self._value is not None:
             logs[self.weight] = self._value
 
-    def _set(self, step):
+    def _set(self, step: int) -> None:
         value = float(ops.convert_to_numpy(self.schedule(step)))
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(
@@ -155,33 +157,33 @@ class ValidationState(keras.callbacks.Callback):
             Defaults to `False`.
     """
 
-    def __init__(self, reset_each_epoch: bool = False):
+    def __init__(self, reset_each_epoch: bool = False) -> None:
         super().__init__()
         self.reset_each_epoch = validation.flag(
             "reset_each_epoch", reset_each_epoch
         )
         self._training = False
-        self._saved = None
+        self._saved: list | None = None
 
-    def _layers(self):
+    def _layers(self) -> list[MemoryRNN]:
         return [
             layer
             for layer in keras_private.all_layers(self.model)
             if isinstance(layer, MemoryRNN) and layer.states is not None
         ]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._training = True
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         self._training = False
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         if self.reset_each_epoch:
             for layer in self._layers():
                 layer.reset_state()
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict | None = None) -> None:
         if not self._training:
             return
         layers = self._layers()
@@ -189,7 +191,7 @@ class ValidationState(keras.callbacks.Callback):
         for layer in layers:
             layer.reset_state()
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict | None = None) -> None:
         if self._saved is None:
             return
         for layer, state in zip(self._layers(), self._saved):
@@ -225,14 +227,14 @@ class SlotUsage(keras.callbacks.Callback):
         sequences: Any,
         inputs_model: keras.Model | None = None,
         prefix: str = "",
-    ):
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.sequences = sequences
         self.inputs_model = inputs_model
         self.prefix = prefix
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is None:
             return
         self.model  # noqa: B018 syncs the variables on JAX
@@ -256,6 +258,6 @@ def read_share(trace: MemoryTrace) -> np.ndarray:
     return total / total.sum()
 
 
-def entropy_in_bits(share) -> float:
+def entropy_in_bits(share: np.ndarray) -> float:
     used = share[share > 0]
     return float(-(used * np.log2(used)).sum())

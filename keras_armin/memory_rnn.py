@@ -2,6 +2,7 @@
 
 from typing import Any
 from typing import NamedTuple
+from typing import Self
 
 import keras
 import numpy as np
@@ -12,9 +13,13 @@ from keras_armin import keras_private
 from keras_armin import memory_ops
 from keras_armin import validation
 from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_cell import load_by_name
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 
 class LoopResult(NamedTuple):
@@ -58,13 +63,15 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             steps are reset too.
     """
 
-    def __init__(self, cell, **kwargs):
+    def __init__(self, cell: MemoryCell, **kwargs: Any) -> None:
         super().__init__(cell, **kwargs)
         # A trained initial state is known only once the weights of the cell
         # are loaded, which is after those of the layer.
         cell.on_weights_loaded = self.reset_state
 
-    def build(self, sequences_shape, initial_state_shape=None):
+    def build(
+        self, sequences_shape: Shape, initial_state_shape: Any = None
+    ) -> None:
         self._check_sequences_shape(sequences_shape)
         if not self.cell.built:
             self.cell.build((sequences_shape[0], sequences_shape[2]))
@@ -98,13 +105,15 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         ]
         self.reset_state()
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Before Keras converts or unpacks what is not a tensor.
         for sequences in args[:1] or [kwargs.get("sequences")]:
             self._check_kind(sequences)
         return super().__call__(*args, **kwargs)
 
-    def compute_output_spec(self, sequences, *args, **kwargs):
+    def compute_output_spec(
+        self, sequences: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         self._check_sequences(sequences)
         initial_state = args[0] if args else kwargs.get("initial_state")
         if initial_state is not None:
@@ -114,7 +123,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
                 self._check_flags(name, kwargs[name], sequences)
         return super().compute_output_spec(sequences, *args, **kwargs)
 
-    def compute_mask(self, sequences, mask):
+    def compute_mask(self, sequences: Tensor, mask: Tensor) -> Any:
         masks = super().compute_mask(sequences, mask)
         output_mask = masks[0] if self.return_state else masks
         if output_mask is None or not self.go_backwards:
@@ -124,11 +133,11 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
 
     def call(
         self,
-        sequences: Any,
+        sequences: Tensor,
         initial_state: list | dict | None = None,
-        mask: Any = None,
+        mask: Tensor = None,
         training: bool = False,
-        reset: Any = None,
+        reset: Tensor = None,
     ) -> Any:
         if training:
             self._apply_schedules()
@@ -159,7 +168,13 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
 
     @preserve_float64
     def _run_loop(
-        self, sequences, initial_state, mask, training, reset, trace=False
+        self,
+        sequences: Tensor,
+        initial_state: list | dict | None,
+        mask: Tensor,
+        training: bool,
+        reset: Tensor,
+        trace: bool = False,
     ) -> LoopResult:
         self._check_sequences(sequences)
         mask = self._resolve_mask(sequences, mask)
@@ -192,10 +207,23 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             trace=trace,
         )
 
-    def _loop(self, sequences, states, **arguments) -> LoopResult:
+    def _loop(
+        self,
+        sequences: Tensor,
+        states: list,
+        reset: Tensor,
+        trace: bool,
+        **arguments: Any,
+    ) -> LoopResult:
         """Run the cell. A subclass may have a faster implementation."""
         return run_cell(
-            self.cell, sequences, states, unroll=self.unroll, **arguments
+            self.cell,
+            sequences,
+            states,
+            reset=reset,
+            trace=trace,
+            unroll=self.unroll,
+            **arguments,
         )
 
     def _initial_state_for(self, sequences, initial_state):
@@ -299,7 +327,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             backends.scatter_state(variable, array)
 
     @property
-    def weights(self):
+    def weights(self) -> list:
         carried = {id(variable) for variable in self.states or ()}
         return [w for w in super().weights if id(w) not in carried]
 
@@ -308,11 +336,11 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         own = self._trainable_variables + self._non_trainable_variables
         return [v for v in own if id(v) not in carried]
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         for variable in self._own_weights():
             store[variable.name] = variable
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         load_by_name(self, self._own_weights(), store)
 
     def _check_sequences(self, sequences):
@@ -414,7 +442,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
                 f"'{self.name}' on data, or build it, first."
             )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["cell"]
         cell_config = self.cell.get_config()
@@ -423,7 +451,9 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         return {**config, **cell_config}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Self:
         return cls(**config)
 
 
@@ -436,17 +466,17 @@ def _batch_layout(batch_size, size):
 
 
 def run_cell(
-    cell,
-    sequences,
-    states,
+    cell: MemoryCell,
+    sequences: Tensor,
+    states: list,
     *,
-    mask=None,
-    reset=None,
-    training=False,
-    unroll=False,
-    zero_output_for_mask=False,
-    keep_outputs=True,
-    trace=False,
+    mask: Tensor = None,
+    reset: Tensor = None,
+    training: bool = False,
+    unroll: bool = False,
+    zero_output_for_mask: bool = False,
+    keep_outputs: bool = True,
+    trace: bool = False,
 ) -> LoopResult:
     """Run a cell along the first axis of `sequences` `(time, batch, ...)`.
 
@@ -471,7 +501,7 @@ def run_cell(
         per_step["reset"] = reset
         initial = cell.get_initial_state(batch_size=batch)
 
-    def step(states, now):
+    def step(states: list, now: dict) -> tuple[list, Tensors]:
         if "reset" in now:
             states = _where(now["reset"], initial, states)
         result = cell.step(

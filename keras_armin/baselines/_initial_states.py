@@ -1,11 +1,16 @@
 """Initial states of the baselines: zeros, constants, or trainable."""
 
+from typing import Any
+
+import numpy as np
 from keras import ops
 
 from keras_armin.keras_private import preserve_float64
+from keras_armin.memory_cell import MemoryCell
+from keras_armin.types import Tensors
 
 
-class InitialStates:
+class InitialStates(MemoryCell):
     """Mixin for cells with `learn_initial_state`.
 
     The cell defines `trainable_initial_states`, a dict by name of pairs: the
@@ -13,7 +18,7 @@ class InitialStates:
     state, and an activation.
     """
 
-    def build_initial_state(self):
+    def build_initial_state(self) -> None:
         if not self.learn_initial_state:
             return
         for name, (start, _) in self.trainable_initial_states.items():
@@ -26,12 +31,12 @@ class InitialStates:
             )
             setattr(self, f"initial_{name}", variable)
 
-    def constant_initial_states(self):
+    def constant_initial_states(self) -> dict[str, np.ndarray]:
         """Initial states that are not zero, as NumPy arrays by name."""
         return {}
 
     @preserve_float64
-    def get_initial_state(self, batch_size=None):
+    def get_initial_state(self, batch_size: Any = None) -> list:
         states = dict(
             zip(self.state_names, super().get_initial_state(batch_size))
         )
@@ -40,7 +45,7 @@ class InitialStates:
             states[name] = states[name] + row
         return list(states.values())
 
-    def _initial_rows(self):
+    def _initial_rows(self) -> Tensors:
         rows = {
             name: ops.convert_to_tensor(value)
             for name, value in self.constant_initial_states().items()
