@@ -111,6 +111,19 @@ def as_rnn(**arguments):
 
 
 BOTH = {"ARMIN": as_layer, "RNN(ARMINCell)": as_rnn}
+# What is compiled takes seconds for each; that the two are equal has tests of
+# its own.
+each_form = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(as_layer, id="ARMIN"),
+        pytest.param(
+            as_rnn,
+            id="RNN(ARMINCell)",
+            marks=pytest.mark.slow("jax", "tensorflow"),
+        ),
+    ],
+)
 
 
 def fix_noise(monkeypatch, noise):

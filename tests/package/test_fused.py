@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import re
 
 import keras
@@ -283,18 +284,31 @@ def real_float64():
 COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
 
 
-@pytest.mark.parametrize("compiled", COMPILED[BACKEND])
+WITH_OPTIONS = {
+    "hard": {"addressing": "hard"},
+    "hard, everything": {"addressing": "hard", **EVERYTHING},
+    "relaxed, everything": {"addressing": "relaxed", **EVERYTHING},
+}
+MODES = [(False, True), (True, True), (True, False)]  # masked, training
+
+
+def compiled_cases():
+    """With every option masked and training; the rest is slow."""
+    for name, mode in itertools.product(WITH_OPTIONS, MODES):
+        for compiled in COMPILED[BACKEND]:
+            quick = name != "hard" and mode == MODES[1] and compiled != "graph"
+            slow = pytest.mark.slow("jax", "tensorflow")
+            yield pytest.param(
+                WITH_OPTIONS[name],
+                *mode,
+                compiled,
+                id=f"{name}-{mode}-{compiled}",
+                marks=[] if quick else slow,
+            )
+
+
 @pytest.mark.parametrize(
-    "masked, training", [(False, True), (True, True), (True, False)]
-)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"addressing": "hard"},
-        {"addressing": "hard", **EVERYTHING},
-        {"addressing": "relaxed", **EVERYTHING},
-    ],
-    ids=["hard", "hard, everything", "relaxed, everything"],
+    "options, masked, training, compiled", compiled_cases()
 )
 def test_it_agrees_with_the_reference_loop_when_compiled(
     options, masked, training, compiled, rng, float64
@@ -442,7 +456,9 @@ def test_going_back_twice_gives_the_same(rng):
     np.testing.assert_array_equal(array(first[0]), array(second[0]))
 
 
-@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+@pytest.mark.parametrize(
+    "addressing", ["hard", pytest.param("relaxed", marks=pytest.mark.slow)]
+)
 def test_no_memory_of_all_steps_is_kept(addressing, rng):
     """What is stored for the backward pass does not grow with the memory."""
 
@@ -667,6 +683,7 @@ def test_half_precision_is_close(addressing, training, rng):
     assert np.median(off) < 0.01
 
 
+@pytest.mark.slow("jax")
 def test_in_half_precision_a_low_temperature_does_not_overflow(rng):
     """h is not bounded, and divided by 0.001 does not fit into float16."""
     layer = ARMIN(

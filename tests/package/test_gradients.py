@@ -11,6 +11,7 @@ from tests.helpers.common import FEATURES
 from tests.helpers.common import SLOTS
 from tests.helpers.common import TIME
 from tests.helpers.common import UNITS
+from tests.helpers.common import each_form
 from tests.helpers.common import fix_noise
 from tests.helpers.common import gradients
 from tests.helpers.common import inputs
@@ -61,7 +62,7 @@ def finite_differences(loss, weights, rng, per_weight=4):
             yield name, index, (moved[0] - moved[1]) / (2 * STEP)
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("case", SMOOTH)
 def test_training_gradients_match_finite_differences(
     case, make, rng, float64, monkeypatch
@@ -94,7 +95,7 @@ def test_training_gradients_match_finite_differences(
         assert found[name][index] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("return_sequences", [False, True])
 def test_gradients_do_not_depend_on_training(
     return_sequences, make, rng, float64
@@ -125,7 +126,7 @@ def test_gradients_do_not_depend_on_training(
         )
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_discrete_read_has_the_gradient_of_the_relaxed_one(
@@ -197,7 +198,7 @@ def read_gradient(options, weights, x, b, logits):
 
 
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients_reach_every_weight(training, make, addressing, rng):
     layer = make(

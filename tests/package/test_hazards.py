@@ -144,7 +144,15 @@ def test_updates_on_any_constant_input_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM"])
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(
+            "ARMIN hard, all", marks=pytest.mark.slow("jax", "tensorflow")
+        ),
+        "LayerNormLSTM",
+    ],
+)
 def test_updates_by_adam_stay_finite(variety, rng):
     updated(make(variety), hazards(rng), keras.optimizers.Adam(1e-3))
 
@@ -163,7 +171,14 @@ def test_gradients_of_silence_are_finite(variety, training):
             assert_finite(gradient, name)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM", "NTM"])
+@pytest.mark.parametrize(
+    "variety",
+    [
+        "ARMIN hard, all",
+        "LayerNormLSTM",
+        pytest.param("NTM", marks=pytest.mark.slow),
+    ],
+)
 def test_updates_in_bfloat16_stay_finite(variety, rng):
     layer = make(variety, dtype="mixed_bfloat16")
     before = updated(layer, hazards(rng))
@@ -171,7 +186,15 @@ def test_updates_in_bfloat16_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM"])
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(
+            "ARMIN hard, all", marks=pytest.mark.slow("jax", "tensorflow")
+        ),
+        "LayerNormLSTM",
+    ],
+)
 def test_weights_stay_finite_in_float16(variety, rng, monkeypatch):
     """Keras leaves out updates in which a gradient overflows."""
     before = keras.config.dtype_policy()
@@ -231,7 +254,9 @@ def test_a_clipped_gradient_leaves_the_value_alone():
 EVERYTHING = {"units": UNITS, "memory_slots": 3, **test_fused.EVERYTHING}
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "masked", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
+)
 def test_both_ways_agree_where_the_bound_is_met(
     masked, rng, float64, monkeypatch
 ):
@@ -240,6 +265,7 @@ def test_both_ways_agree_where_the_bound_is_met(
     test_fused.compare(rng, EVERYTHING, masked=masked)
 
 
+@pytest.mark.slow("jax")
 def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
     layer = ARMIN(UNITS, 3, DIM, layer_norm=True, dtype="float64")
     x = np.zeros((1, STEPS, FEATURES))

@@ -14,22 +14,20 @@ from keras_armin.callbacks import SlotUsage
 from keras_armin.inspection import MemoryTrace
 from tests.helpers import reference
 from tests.helpers.common import BATCH
-from tests.helpers.common import BOTH
 from tests.helpers.common import FEATURES
 from tests.helpers.common import SLOTS
 from tests.helpers.common import TIME
 from tests.helpers.common import UNITS
 from tests.helpers.common import array
 from tests.helpers.common import as_rnn
+from tests.helpers.common import each_form
 from tests.helpers.common import inputs
 from tests.helpers.common import randomise
 from tests.helpers.common import slow_except_on
 from tests.helpers.common import tensor
 
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 
-
-@both
+@each_form
 @pytest.mark.parametrize("addressing", ["hard", "soft"])
 def test_the_trace_is_what_the_reference_read_and_wrote(make, addressing, rng):
     options = {"memory_slots": 3, "addressing": addressing}

@@ -10,13 +10,11 @@ from keras_armin.callbacks import NoiseAnnealing
 from keras_armin.callbacks import TemperatureAnnealing
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
-from tests.helpers.common import BOTH
 from tests.helpers.common import FEATURES
 from tests.helpers.common import TIME
 from tests.helpers.common import array
+from tests.helpers.common import each_form
 from tests.helpers.common import inputs
-
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 
 
 def halving(start=8.0):
@@ -190,7 +188,7 @@ class Temperatures(keras.callbacks.Callback):
         self.seen.append(float(array(layer.cell.temperature.value)))
 
 
-@both
+@each_form
 def test_the_callback_anneals_per_batch(make, rng):
     model = model_with(make(units=4, memory_slots=3))
     seen = Temperatures()
@@ -203,7 +201,7 @@ def test_the_callback_anneals_per_batch(make, rng):
     assert float(array(model.layers[0].cell.temperature.value)) == 0.25
 
 
-@both
+@each_form
 def test_the_callback_anneals_per_epoch(make, rng):
     model = model_with(make(units=4, memory_slots=3))
     seen = Temperatures()
@@ -345,7 +343,7 @@ class Noises(Temperatures):
         self.seen.append(float(array(cell.noise_scale.value)))
 
 
-@both
+@each_form
 def test_the_callback_anneals_the_noise(make, rng):
     model = model_with(make(units=4, memory_slots=3, noise_scale=1.0))
     seen = Noises()
