@@ -395,7 +395,11 @@ def test_every_style_of_model_trains(make, style, rng):
 
 
 @bare
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile",
+    # torch makes C++ of the whole loop, which takes minutes.
+    [False, pytest.param(True, marks=pytest.mark.slow("torch"))],
+)
 def test_training_with_and_without_jit(make, jit_compile, rng):
     # Without noise the loss has to fall.
     model = compiled(
