@@ -41,7 +41,6 @@ import keras_armin
 from examples.support import command_line
 from examples.support import distribution
 from examples.support import exporting
-from examples.support import generation
 from examples.support import models
 from examples.support import text
 from examples.support import text_plots
@@ -582,7 +581,8 @@ def show_sample(single, corpus, prompt, arguments):
         return
     if len(prompt) == 0:
         prompt = corpus.test[:100]
-    written = generation.Writer(single)(
+    written = keras_armin.generate(
+        single,
         prompt,
         arguments.sample,
         arguments.sample_temperature,

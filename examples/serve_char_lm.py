@@ -3,10 +3,10 @@
     python examples/char_lm.py --export runs/export     train and export
     python examples/serve_char_lm.py --model runs/export
 
-Then open http://127.0.0.1:8000. Only the exported folder and onnxruntime are
-needed (or TensorFlow, for --export-format tf_saved_model), neither Keras nor
-keras_armin. Each request has its own memory, and text is streamed as it is
-generated.
+Then open http://127.0.0.1:8000. This repository, the exported folder and
+onnxruntime are all it needs (TensorFlow instead, for --export-format
+tf_saved_model): neither Keras nor keras_armin have to be installed. Each
+request has its own memory, and text is streamed as it is generated.
 
 Other programs can use the same interface: POST /generate with JSON such as
 {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 20, "seed": 1}
@@ -23,6 +23,7 @@ import functools
 import http.server
 import json
 import pathlib
+import runpy
 import socket
 import sys
 import threading
@@ -34,9 +35,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from examples.support import exported
-from examples.support import sampling
 
-PAGE = pathlib.Path(__file__).with_name("serve_char_lm.html")
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# By its path, since importing the package imports Keras.
+SAMPLING = runpy.run_path(str(ROOT / "keras_armin" / "sampling.py"))
+PAGE = ROOT / "examples" / "serve_char_lm.html"
 MAX_BODY = 16 * 1024
 MAX_PROMPT = 2000
 MAX_LENGTH = 5000
@@ -163,7 +166,7 @@ def write(model, order):
     may be empty.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    written = sampling.write(
+    written = SAMPLING["generate_steps"](
         functools.partial(_finite_step, model),
         model.initial_states(),
         *order,

@@ -6,6 +6,8 @@ from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import PAPER
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.export_lib import export
+from keras_armin.generation import Generator
+from keras_armin.generation import generate
 from keras_armin.inspection import MemoryTrace
 from keras_armin.inspection import trace_memory
 from keras_armin.plots import plot_memory
@@ -18,6 +20,7 @@ from keras_armin.version import __version__
 __all__ = [
     "ARMIN",
     "ARMINCell",
+    "Generator",
     "MemoryTrace",
     "PAPER",
     "StepModel",
@@ -26,6 +29,7 @@ __all__ = [
     "baselines",
     "callbacks",
     "export",
+    "generate",
     "plot_memory",
     "step_model",
     "streaming_model",

@@ -46,6 +46,8 @@ exported models support:
 - `addmm(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: batched product
   of matrices and vectors; `activate(function, x, in_place)`.
 - `disable_autocast(x)`: a context without automatic casts by the backend.
+- `compiled(function, model)`: a function of tensors, without gradients, that
+  uses the current weights of `model`. Not compiled on torch.
 
 Layers:
 
@@ -74,6 +76,7 @@ activate = _backend.activate
 argmax_slot = _backend.argmax_slot
 check_batch_size = _backend.check_batch_size
 clip_gradient = _backend.clip_gradient
+compiled = _backend.compiled
 supports_custom_gradient = _backend.supports_custom_gradient
 constant = _backend.constant
 num_replicas = _backend.num_replicas

@@ -174,6 +174,20 @@ def padding_advice(sequences):
     return None
 
 
+def compiled(function, model):
+    @jax.jit
+    def run(values, *arguments):
+        # As arguments: otherwise they would be constants of what is compiled.
+        weights = list(zip(model.variables, values))
+        with keras.StatelessScope(state_mapping=weights):
+            return function(*arguments)
+
+    def run_with_weights(*arguments):
+        return run([v.value for v in model.variables], *arguments)
+
+    return run_with_weights
+
+
 def gather_state(variable):
     if variable.value.is_fully_addressable:
         return common.gather_state(variable)

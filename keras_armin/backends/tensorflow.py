@@ -292,6 +292,10 @@ def _of_replicas(variable):
     return [value]
 
 
+def compiled(function, model):
+    return tf.function(function)
+
+
 def num_replicas(variable):
     return len(_of_replicas(variable))
 

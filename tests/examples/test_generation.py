@@ -1,4 +1,4 @@
-"""Text from a trained model: in Keras, and from an exported file."""
+"""Text from an exported file: the same as in Keras."""
 
 import json
 import re
@@ -15,9 +15,8 @@ import keras_armin
 from examples import char_lm
 from examples.support import exported
 from examples.support import exporting
-from examples.support import generation
-from examples.support import sampling
 from examples.support.training import RunError
+from keras_armin import sampling
 from tests.helpers import serving
 
 BACKEND = keras.backend.backend()
@@ -33,11 +32,6 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def writer(model):
-    return generation.Writer(model)
-
-
-@pytest.fixture(scope="module")
 def step(model):
     return keras_armin.step_model(model, reads=True)
 
@@ -49,99 +43,24 @@ def folder(model, tmp_path_factory):
     return folder
 
 
-LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], "float32"))
-CHANCES = {
-    (1.0, 9): [0.4, 0.3, 0.2, 0.1],
-    (0.5, 9): [16 / 30, 9 / 30, 4 / 30, 1 / 30],
-    (1.0, 2): [4 / 7, 3 / 7, 0, 0],
-    (0.0, 9): [1, 0, 0, 0],
-}
-
-
-@pytest.mark.parametrize("temperature, top_k", CHANCES)
-def test_characters_come_as_often_as_they_should(temperature, top_k, rng):
-    chosen = [
-        sampling.choose(np, LOGITS, noise, temperature, top_k)
-        for noise in sampling.gumbel_noise(rng, 4000, 4)
-    ]
-    found = np.bincount(chosen, minlength=4) / 4000
-    expected = CHANCES[temperature, top_k]
-    np.testing.assert_allclose(found, expected, atol=0.03)
-
-
-@pytest.mark.parametrize("temperature, top_k", CHANCES)
-def test_compiled_loops_choose_as_numpy_does(temperature, top_k, rng):
-    logits = keras.ops.convert_to_tensor(LOGITS)
-    for noise in sampling.gumbel_noise(rng, 30, 4):
-        found = sampling.choose(
-            keras.ops,
-            logits,
-            keras.ops.convert_to_tensor(noise),
-            temperature,
-            top_k,
-        )
-        expected = sampling.choose(np, LOGITS, noise, temperature, top_k)
-        assert int(found) == expected
-
-
-def test_noise_is_the_same_by_rows_and_at_once():
-    at_once = sampling.gumbel_noise(np.random.default_rng(3), 4, 5)
-    rng = np.random.default_rng(3)
-    by_rows = [sampling.gumbel_noise(rng, 5) for _ in range(4)]
-    np.testing.assert_array_equal(at_once, by_rows)
-
-
-def test_the_likeliest_text_is_that_of_the_whole_model(model, writer):
-    written = writer(PROMPT, length=6, temperature=0)
-
-    ids = np.array([[*PROMPT, *written]] * 2, "int32")
-    logits = model.predict_on_batch({"ids": ids, "reset": np.ones(2, bool)})
-    likeliest = np.asarray(logits)[0].argmax(axis=-1)
-    assert written == likeliest[len(PROMPT) - 1 : -1].tolist()
-
-
-def test_a_seed_gives_one_text_and_another_seed_another(writer):
-    first = writer(PROMPT, 20, seed=1)
-    assert len(first) == 20 and set(first) <= set(range(7))
-    assert writer(PROMPT, 20, seed=1) == first
-    assert writer(PROMPT, 20, seed=2) != first
-    assert writer(PROMPT, 20, top_k=1, seed=2) == writer(
-        PROMPT, 20, temperature=0
-    )
-    assert writer(PROMPT, 0) == []
-    with pytest.raises(ValueError, match="prompt"):
-        writer([], 3)
-
-
-def test_a_writer_sees_new_weights(model, writer):
-    before = [w.copy() for w in model.get_weights()]
-    first = writer(PROMPT, 20, seed=1)
-    try:
-        rng = np.random.default_rng(1)
-        model.set_weights([rng.normal(size=w.shape) for w in before])
-        assert writer(PROMPT, 20, seed=1) != first
-    finally:
-        model.set_weights(before)
-    assert writer(PROMPT, 20, seed=1) == first
-
-
-def test_an_exported_file_writes_the_same_text(writer, folder):
+def test_an_exported_file_writes_the_same_text(model, folder):
     written = exported.load(folder)
-    found = sampling.write(
+    found = sampling.generate_steps(
         written.step, written.initial_states(), PROMPT, 20, 0.9, 4, seed=1
     )
     ids = [index for index, _ in found]
-    assert ids == PROMPT + writer(PROMPT, 20, 0.9, top_k=4, seed=1)
+    expected = keras_armin.generate(model, PROMPT, 20, 0.9, top_k=4, seed=1)
+    assert ids == PROMPT + expected
 
 
 def test_an_exported_file_reads_the_same_slots(step, folder):
     written = exported.load(folder)
-    call = generation.compiled_step(step)
     layers = [("layer_1", 3), ("layer_2", 3)]
     assert written.memories == layers[: int(LAYERS)]
     ours, theirs = step.initial_states(), written.initial_states()
     for index in (1, 4, 2, 6):
-        logits, *found = call([np.array([index], "int32"), *ours])
+        found = step([np.array([index], "int32"), *ours])
+        logits, *found = map(keras.ops.convert_to_numpy, found)
         ours, reads = found[: step.num_states], found[step.num_states :]
         their_logits, theirs, their_reads = written.step(index, theirs)
         np.testing.assert_allclose(logits[0], their_logits, atol=1e-5)

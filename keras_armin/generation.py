@@ -1,0 +1,316 @@
+"""Text generation: token ids sampled one after the other from a model."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_armin import backends
+from keras_armin import keras_private
+from keras_armin import sampling
+from keras_armin import validation
+from keras_armin.step_model import step_model
+
+
+def generate(
+    model: keras.Model,
+    prompt: Any,
+    length: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int | Sequence[int] = 0,
+) -> list[int] | list[list[int]]:
+    """Continue a prompt with tokens sampled from a language model.
+
+    To generate repeatedly, or token by token, use `keras_armin.Generator`,
+    which compiles its loop only once.
+
+    Args:
+        model: A built functional or `Sequential` model from token ids
+            `(batch, time)` to logits `(batch, time, vocabulary)`, or to those
+            of the last step alone. Its layers have to be supported by
+            `keras_armin.step_model`: any recurrent layer of Keras or of this
+            package, and layers that process steps independently.
+        prompt: Sequence of at least one token id, or a batch of such
+            sequences, which may differ in length.
+        length: int. Number of tokens to generate.
+        temperature: float. Sampling temperature; with 0 the most likely token
+            is always taken. Defaults to `1.0`.
+        top_k: int. Sample from this many most likely tokens. Defaults to
+            `None`, all of them.
+        seed: int, the same for every prompt, or one for each prompt of a
+            batch. A prompt is continued in the same way alone and in any batch
+            (up to rounding). Defaults to `0`.
+
+    Returns:
+        List of `length` token ids, the prompt not included; for a batch of
+        prompts a list of such lists.
+
+    Example:
+
+    >>> model = keras.Sequential([
+    ...     keras.Input((None,), dtype="int32"),
+    ...     keras.layers.Embedding(10, 4),
+    ...     keras_armin.ARMIN(8, memory_slots=4, return_sequences=True),
+    ...     keras.layers.Dense(10)])
+    >>> len(keras_armin.generate(model, [3, 1, 4], length=5))
+    5
+    >>> [len(x) for x in keras_armin.generate(model, [[3, 1], [4]], length=5)]
+    [5, 5]
+    """
+    return Generator(model)(prompt, length, temperature, top_k, seed)
+
+
+class Generator:
+    """Generates token ids with the current weights of a model.
+
+    A call takes the arguments of `keras_armin.generate` after the model, and
+    returns the same. On TensorFlow and JAX the loop is compiled, and reused as
+    long as the size of the batch and the lengths, rounded up to a power of
+    two, stay the same; on torch it runs eagerly.
+
+    Args:
+        model: As for `keras_armin.generate`.
+        stepwise: As for `keras_armin.step_model`.
+
+    Example:
+
+    >>> model = keras.Sequential([
+    ...     keras.Input((None,), dtype="int32"),
+    ...     keras.layers.Embedding(10, 4),
+    ...     keras_armin.ARMIN(8, memory_slots=4, return_sequences=True),
+    ...     keras.layers.Dense(10)])
+    >>> generator = keras_armin.Generator(model)
+    >>> ids = generator([3, 1, 4], length=5, temperature=0.8, seed=1)
+    >>> ids == list(generator.stream([3, 1, 4], 5, temperature=0.8, seed=1))
+    True
+    """
+
+    def __init__(self, model: keras.Model, stepwise: tuple = ()):
+        self._step = step_model(model, stepwise=stepwise)
+        _check_model(model, self._step)
+        self.vocabulary_size: int = self._step.outputs[0].shape[-1]
+        # An embedding may have more tokens, such as one to start with.
+        self._input_size = min(
+            [
+                layer.input_dim
+                for layer in keras_private.all_layers(model)
+                if isinstance(layer, keras.layers.Embedding)
+            ],
+            default=self.vocabulary_size,
+        )
+        self._read = backends.compiled(self._read_prompts, self._step)
+        self._write = backends.compiled(self._write_tokens, self._step)
+        self._write_one = backends.compiled(self._next_tokens, self._step)
+
+    def __call__(
+        self,
+        prompt: Any,
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> list[int] | list[list[int]]:
+        prompts, is_batch = self._check_prompt(prompt)
+        length = validation.count("length", length)
+        options = self._check_options(temperature, top_k)
+        seeds = _check_seed(seed, len(prompts), is_batch)
+        if length == 0:
+            return [[] for _ in prompts] if is_batch else []
+        shape = (_rounded_up(length), len(seeds), self.vocabulary_size)
+        noise = np.zeros(shape, "float32")
+        for column, rng in enumerate(map(np.random.default_rng, seeds)):
+            noise[:length, column] = sampling.gumbel_noise(
+                rng, length, self.vocabulary_size
+            )
+        written = self._write(
+            ops.convert_to_tensor(length, "int32"),
+            ops.convert_to_tensor(noise),
+            *options,
+            *self._after_all_but_last(prompts),
+        )
+        found = ops.convert_to_numpy(written)[:length].T.tolist()
+        return found if is_batch else found[0]
+
+    def stream(
+        self,
+        prompt: Any,
+        length: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> Iterator[int] | Iterator[list[int]]:
+        """Yield the tokens of a call with these arguments one by one.
+
+        Args:
+            prompt, length, temperature, top_k, seed: As for
+                `keras_armin.generate`.
+
+        Returns:
+            Iterator over `length` token ids; for a batch of prompts, over
+            lists with the next token id of each.
+        """
+        prompts, is_batch = self._check_prompt(prompt)
+        length = validation.count("length", length)
+        options = self._check_options(temperature, top_k)
+        seeds = _check_seed(seed, len(prompts), is_batch)
+        # A function of its own: arguments are checked before the first token.
+        tokens = self._stream(prompts, length, options, seeds)
+        return tokens if is_batch else (ids[0] for ids in tokens)
+
+    def _stream(self, prompts, length, options, seeds):
+        rngs = [np.random.default_rng(seed) for seed in seeds]
+        ids, *states = self._after_all_but_last(prompts)
+        for _ in range(length):
+            noise = np.stack(
+                [sampling.gumbel_noise(r, self.vocabulary_size) for r in rngs]
+            )
+            ids, *states = self._write_one(
+                ops.convert_to_tensor(noise), *options, ids, *states
+            )
+            yield ops.convert_to_numpy(ids).tolist()
+
+    def _after_all_but_last(self, prompts):
+        """The last token of each prompt, and the states before it."""
+        states = self._step.initial_tensors(len(prompts))
+        last = np.array([row[-1] for row in prompts], "int32")
+        steps = max(len(row) for row in prompts) - 1
+        if steps > 0:
+            # All end together: shorter ones start later.
+            size = _rounded_up(steps)
+            ids = np.zeros((size, len(prompts)), "int32")
+            start = np.array([size + 1 - len(row) for row in prompts], "int32")
+            for column, row in enumerate(prompts):
+                ids[start[column] :, column] = row[:-1]
+            states = self._read(
+                ops.convert_to_tensor(ids),
+                ops.convert_to_tensor(start),
+                *states,
+            )
+        return ops.convert_to_tensor(last), *states
+
+    def _read_prompts(self, ids, start, *states):
+        def one_step(time, *states):
+            _, *new_states = self._step([ids[time], *states], training=False)
+            started = ops.expand_dims(time >= start, axis=1)
+            return time + 1, *(
+                ops.where(started, new, old)
+                for new, old in zip(new_states, states)
+            )
+
+        _, *states = ops.while_loop(
+            lambda time, *_: time < ids.shape[0],
+            one_step,
+            (ops.min(start), *states),
+        )
+        return states
+
+    def _write_tokens(self, length, noise, temperature, top_k, ids, *states):
+        places = ops.expand_dims(ops.arange(noise.shape[0], dtype="int32"), 1)
+
+        def one_step(time, written, ids, *states):
+            ids, *states = self._next_tokens(
+                noise[time], temperature, top_k, ids, *states
+            )
+            written = ops.where(places == time, ids, written)
+            return time + 1, written, ids, *states
+
+        start = ops.zeros((), "int32")
+        written = ops.zeros((noise.shape[0], ids.shape[0]), "int32")
+        _, written, *_ = ops.while_loop(
+            lambda time, *_: time < length,
+            one_step,
+            (start, written, ids, *states),
+        )
+        return written
+
+    def _next_tokens(self, noise, temperature, top_k, ids, *states):
+        logits, *states = self._step([ids, *states], training=False)
+        logits = ops.cast(logits, "float32")
+        ids = sampling.sample(ops, logits, noise, temperature, top_k)
+        return ops.cast(ids, "int32"), *states
+
+    def _check_options(self, temperature, top_k):
+        temperature = validation.not_negative("temperature", temperature)
+        top_k = validation.size_or_default("top_k", top_k, self.vocabulary_size)
+        top_k = min(top_k, self.vocabulary_size)
+        return (
+            ops.convert_to_tensor(temperature, "float32"),
+            ops.convert_to_tensor(top_k, "int32"),
+        )
+
+    def _check_prompt(self, prompt):
+        """A list of arrays, and whether it was a batch."""
+        if not isinstance(prompt, (str, bytes, list, tuple)):
+            prompt = ops.convert_to_numpy(prompt)
+        rows = [np.asarray(row) for row in prompt]
+        is_batch = any(row.ndim > 0 for row in rows)
+        rows = rows if is_batch else [np.array(rows)]
+        for row in rows:
+            self._check_ids(row)
+        return rows, is_batch
+
+    def _check_ids(self, row):
+        takes = (
+            "Argument `prompt` must be a sequence of at least one token id, "
+            "or a batch of such sequences. "
+        )
+        if row.size == 0:
+            raise ValueError(f"{takes}Received: an empty prompt")
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            advice = " Encode text first." if row.dtype.kind in "US" else ""
+            raise TypeError(f"{takes}Received: {row.tolist()!r}.{advice}")
+        unknown = row[(row < 0) | (row >= self._input_size)]
+        if unknown.size:
+            raise ValueError(
+                "Argument `prompt` must hold token ids from 0 to "
+                f"{self._input_size - 1}, those that the model takes. "
+                f"Received: {unknown.tolist()[:10]}"
+            )
+
+
+def _check_seed(seed, size, is_batch):
+    """A list of seeds: of one for all, or of one for each prompt."""
+    if not is_batch or np.ndim(seed) == 0:
+        return [validation.count("seed", seed)]
+    if len(seed) != size:
+        raise ValueError(
+            "Argument `seed` must be an integer, or one integer for each of "
+            f"the {size} prompts. Received: {len(seed)} of them"
+        )
+    return [validation.count("seed", one) for one in seed]
+
+
+def _rounded_up(length):
+    """To a power of two, so that few lengths need compiling."""
+    return 1 << (length - 1).bit_length()
+
+
+def _check_model(model, step):
+    inputs = step.inputs[: len(step.inputs) - step.num_states]
+    shapes = [tuple(x.shape) for x in inputs]
+    if len(shapes) != 1 or len(shapes[0]) != 1:
+        raise ValueError(
+            "Argument `model` must take one sequence of token ids, (batch, "
+            f"time). '{model.name}' takes per step: {shapes}"
+        )
+    outputs = [tuple(x.shape) for x in step.outputs[: step.num_outputs]]
+    if len(outputs) != 1 or len(outputs[0]) != 2:
+        raise ValueError(
+            "Argument `model` must return one tensor of logits, (batch, time, "
+            f"vocabulary). '{model.name}' returns per step: {outputs}"
+        )
+    last = model.layers[-1]
+    activation = getattr(last, "activation", None)
+    if (
+        isinstance(last, keras.layers.Softmax)
+        or activation is keras.activations.softmax
+    ):
+        raise ValueError(
+            f"Argument `model` must return logits. The last layer of "
+            f"'{model.name}', '{last.name}', applies a softmax: remove it, and "
+            "train with a loss that has `from_logits=True`."
+        )
