@@ -123,7 +123,4 @@ def _wrap(rnn: keras.layers.RNN) -> MemoryRNN:
 
 def wrap_cell(cell: MemoryCell, **flags: bool) -> MemoryRNN:
     """A second layer around a cell, which does not affect the first."""
-    on_weights_loaded = cell.on_weights_loaded
-    layer = MemoryRNN(cell, dtype=cell.dtype_policy, **flags)
-    cell.on_weights_loaded = on_weights_loaded
-    return layer
+    return MemoryRNN(cell, dtype=cell.dtype_policy, **flags)

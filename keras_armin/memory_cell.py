@@ -1,7 +1,7 @@
 """The base class of all memory cells: noise, weights, saving."""
 
 import inspect
-from collections.abc import Callable
+import weakref
 from typing import Any
 from typing import NamedTuple
 
@@ -89,8 +89,9 @@ class MemoryCell(
             None if self.seed is None else noise.derive_seed(self.seed)
         )
         self.input_dim: Any = None  # an int once the cell is built
-        # Set by a layer to be notified when weights have been loaded.
-        self.on_weights_loaded: Callable[[], None] | None = None
+        # Layers whose state is reset when weights have been loaded. Weak, or
+        # Keras would take them for layers inside the cell.
+        self.stateful_layers: weakref.WeakSet = weakref.WeakSet()
         self._prepared: tuple[Tensor, SequenceNoise] | None = None
 
     def set_keras_objects(self, given: dict[str, Any]) -> None:
@@ -285,8 +286,8 @@ class MemoryCell(
 
     def load_own_variables(self, store: Any) -> None:
         load_by_name(self, self.weights, store, optional=self.optional_weights)
-        if self.on_weights_loaded is not None:
-            self.on_weights_loaded()
+        for layer in self.stateful_layers:
+            layer.reset_state()
 
     def serialize_arguments(self, names: list[str]) -> dict[str, Any]:
         """The config of the arguments `names`."""

@@ -63,12 +63,6 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             steps are reset too.
     """
 
-    def __init__(self, cell: MemoryCell, **kwargs: Any) -> None:
-        super().__init__(cell, **kwargs)
-        # A trained initial state is known only once the weights of the cell
-        # are loaded, which is after those of the layer.
-        cell.on_weights_loaded = self.reset_state
-
     def build(
         self, sequences_shape: Shape, initial_state_shape: Any = None
     ) -> None:
@@ -104,6 +98,9 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             for name, size in zip(self.cell.state_names, self.state_size)
         ]
         self.reset_state()
+        # A trained initial state is known only once the weights of the cell
+        # are loaded, which is after those of the layer.
+        self.cell.stateful_layers.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Before Keras converts or unpacks what is not a tensor.

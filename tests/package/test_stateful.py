@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin.callbacks import ValidationState
+from keras_armin.memory_rnn import MemoryRNN
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import DIM
@@ -223,6 +224,19 @@ def test_loading_resets_to_the_loaded_initial_state(rng, tmp_path):
     other.load_weights(tmp_path / "a.weights.h5")
 
     same_state(other_layer.get_state(), expected)
+
+
+def test_loading_resets_all_layers_that_share_the_cell(rng, tmp_path):
+    model, layer = stateful_model(rng)
+    other = MemoryRNN(layer.cell, stateful=True)
+    model.save_weights(tmp_path / "a.weights.h5")
+    layer(inputs(rng))
+    other(inputs(rng))
+
+    model.load_weights(tmp_path / "a.weights.h5")
+
+    assert (layer.get_state()["pointer"] == 0).all()
+    assert (other.get_state()["pointer"] == 0).all()
 
 
 def test_a_loaded_stateful_model_restarts(rng, tmp_path):
