@@ -89,7 +89,7 @@ class Generator:
     True
     """
 
-    def __init__(self, model: keras.Model, stepwise: tuple = ()):
+    def __init__(self, model: keras.Model, stepwise: tuple = ()) -> None:
         self._step = step_model(model, stepwise=stepwise)
         _check_model(model, self._step)
         self.vocabulary_size: int = self._step.outputs[0].shape[-1]
