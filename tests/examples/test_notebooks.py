@@ -1,12 +1,10 @@
 """The notebooks run from top to bottom, and are small as they are committed."""
 
-import itertools
 import json
 import pathlib
 
 import pytest
 
-from tests.__main__ import BACKENDS
 from tests.helpers.common import slow_except_on
 
 nbclient = pytest.importorskip("nbclient", reason="runs the notebooks")
@@ -18,6 +16,12 @@ pytest.importorskip(
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
+# A notebook takes half a minute: two of them, each on a backend of its own.
+SLOW = pytest.mark.slow
+QUICK = {
+    "permuted_digits": slow_except_on("torch"),
+    "your_own_model": slow_except_on("tensorflow"),
+}
 
 
 def test_all_four_are_there():
@@ -32,8 +36,8 @@ def test_all_four_are_there():
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=slow_except_on(backend))
-        for path, backend in zip(NOTEBOOKS, itertools.cycle(BACKENDS))
+        pytest.param(path, id=path.stem, marks=QUICK.get(path.stem, SLOW))
+        for path in NOTEBOOKS
     ],
 )
 def test_a_notebook_runs_in_quick_mode(path, monkeypatch):

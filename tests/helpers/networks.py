@@ -113,14 +113,14 @@ for _name in FIXED["AwTA"]:
     NETWORKS["AwTA"].full[_name] = False
 NETWORKS["AwTA"].full["unit_gate_bias"] = True
 
-# JAX takes seconds to compile a loop of one of these.
-SLOW_TO_COMPILE = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
+# Where a graph is compiled, a loop of each of the others takes seconds.
+QUICK = ("ARMIN", "NTM")
 
 
 def _each(names):
     def marks(name):
-        slow = name in SLOW_TO_COMPILE
-        return [pytest.mark.slow("jax")] if slow else []
+        slow = pytest.mark.slow("jax", "tensorflow")
+        return [] if name in QUICK else [slow]
 
     return pytest.mark.parametrize(
         "network",

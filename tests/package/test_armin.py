@@ -297,7 +297,7 @@ def test_clone_model(rng):
 POLICIES = ["float16", "mixed_float16", "bfloat16", "mixed_bfloat16"]
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [ARMIN, as_rnn], ids=["ARMIN", "RNN"])
 def test_low_precision_follows_float32(make, policy, rng):
@@ -385,6 +385,7 @@ def test_training_in_mixed_precision(policy, rng):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+@pytest.mark.slow("jax")
 def test_float64_is_float64_and_the_dtype_reaches_the_cell(float64, rng):
     layer = ARMIN(UNITS, dtype="float64")
     outputs = layer(ops.convert_to_tensor(inputs(rng), "float64"))

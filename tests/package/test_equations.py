@@ -151,6 +151,7 @@ def test_pairwise_set_agrees_in_float32(options, training, rng):
     compare(options, "float32", training, rng, 1e-5)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "options",
@@ -323,6 +324,7 @@ def test_a_batch_equals_its_samples_one_by_one(rng):
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 def test_a_batch_of_one_agrees_with_the_reference(

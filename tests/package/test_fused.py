@@ -654,6 +654,7 @@ def no_gradients():
     return torch.no_grad()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_half_precision_is_close(addressing, training, rng):

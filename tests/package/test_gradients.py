@@ -63,7 +63,15 @@ def finite_differences(loss, weights, rng, per_weight=4):
 
 
 @each_form
-@pytest.mark.parametrize("case", SMOOTH)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("soft", marks=pytest.mark.slow("jax")),
+        pytest.param("relaxed", marks=pytest.mark.slow("jax")),
+        "soft, everything",
+        "relaxed, everything",
+    ],
+)
 def test_training_gradients_match_finite_differences(
     case, make, rng, float64, monkeypatch
 ):
@@ -197,6 +205,7 @@ def read_gradient(options, weights, x, b, logits):
     )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
 @each_form
 @pytest.mark.parametrize("training", [False, True])

@@ -157,7 +157,9 @@ def test_updates_by_adam_stay_finite(variety, rng):
     updated(make(variety), hazards(rng), keras.optimizers.Adam(1e-3))
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "training", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
+)
 @pytest.mark.parametrize("variety", ["ARMIN", "LayerNormLSTM"])
 def test_gradients_of_silence_are_finite(variety, training):
     layer = make(variety)
@@ -171,6 +173,7 @@ def test_gradients_of_silence_are_finite(variety, training):
             assert_finite(gradient, name)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "variety",
     [
@@ -186,6 +189,7 @@ def test_updates_in_bfloat16_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "variety",
     [
@@ -284,6 +288,7 @@ def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
         )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("layer_class", [ARMIN, LayerNormLSTM])
 def test_ordinary_gradients_do_not_meet_the_bound(
     layer_class, rng, float64, monkeypatch

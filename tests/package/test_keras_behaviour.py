@@ -50,6 +50,7 @@ LENGTHS = np.array([4, 7, 2])
 MASK = np.arange(TIME)[None] < LENGTHS[:, None]
 
 
+@pytest.mark.slow("jax")
 @each_form
 @pytest.mark.parametrize("slots", [SLOTS, BATCH], ids=["", "slots = batch"])
 def test_a_masked_tail_equals_a_shorter_sequence(make, slots, rng):
@@ -169,6 +170,7 @@ def test_the_output_mask_is_reversed_with_the_outputs(rng):
     close(model(padded), expected)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
 def test_nan_in_masked_steps_reaches_nothing(addressing, training, rng):
@@ -394,6 +396,7 @@ def test_every_style_of_model_trains(make, style, rng):
     assert model.predict(x, verbose=0).shape == (8, 2)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @bare
 @pytest.mark.parametrize(
     "jit_compile",
@@ -485,6 +488,7 @@ def test_a_hand_written_training_loop(make, rng):
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_small_copy_task_is_learnt(rng):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
     bits = rng.integers(0, 2, (256, 3)).astype("float32")
