@@ -13,7 +13,7 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_equations import ACTIVATION_GRADIENTS
 from keras_armin.armin_fused import run_armin
 from keras_armin.memory_layer import MemoryLayer
-from keras_armin.memory_rnn import LoopResult
+from keras_armin.reference_loop import LoopResult
 from keras_armin.types import Tensor
 
 

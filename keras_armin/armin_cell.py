@@ -13,11 +13,12 @@ from keras_armin import noise
 from keras_armin import validation
 from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
+from keras_armin.initial_states import InitialStates
 from keras_armin.initializers import BlockInitializer
-from keras_armin.keras_private import preserve_float64
 from keras_armin.memory_cell import argument_names
 from keras_armin.noise import StepNoise
 from keras_armin.types import Shape
+from keras_armin.types import Tensor
 
 ADDRESSING = ("hard", "relaxed", "soft")
 
@@ -48,7 +49,7 @@ DEFAULTS_0_1 = {
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMINCell(ARMINEquations):
+class ARMINCell(InitialStates, ARMINEquations):
     """One step of ARMIN, a recurrent network with an external memory.
 
     Beside its hidden state `h` the cell keeps `memory_slots` vectors, its
@@ -371,15 +372,7 @@ class ARMINCell(ARMINEquations):
             self.content_scale = self.add_weight(
                 shape=(), initializer="zeros", name="content_scale"
             )
-        if self.learn_initial_state:
-            self.initial_state = self.add_weight(
-                shape=(self.units,), initializer="zeros", name="initial_state"
-            )
-            self.initial_memory = self.add_weight(
-                shape=(self.memory_slots, self.memory_dim),
-                initializer="zeros",
-                name="initial_memory",
-            )
+        self.build_initial_state()
         if self.recency_addressing:
             self.recency_scale = self.add_scalar(
                 "recency_scale", INITIAL_RECENCY_SCALE, trainable=True
@@ -462,22 +455,19 @@ class ARMINCell(ARMINEquations):
             "state_norm_bias", self.units, zeros
         )
 
-    @preserve_float64
-    def get_initial_state(self, batch_size: Any = None) -> list:
-        zeros = super().get_initial_state(batch_size)
-        if not self.learn_initial_state:
-            return zeros
-        if not self.built:
-            raise ValueError(
-                f"Cell '{self.name}' has a trainable initial state and must be "
-                "built before `get_initial_state` is called."
-            )
-        h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
-        rows = ops.cast(self.initial_memory, self.compute_dtype)
-        states = dict(zip(self.state_names, zeros))
-        states["h"] = states["h"] + h
-        states["memory"] = states["memory"] + ops.reshape(rows, (-1,))
-        return list(states.values())
+    @property
+    def trainable_initial_states(self) -> dict[str, tuple]:
+        def tanh(x: Tensor) -> Tensor:
+            # The same inside a call, which casts weights, and outside.
+            return ops.tanh(ops.cast(x, self.compute_dtype))
+
+        return {
+            "h": (np.zeros(self.units), tanh),
+            "memory": (
+                np.zeros((self.memory_slots, self.memory_dim)),
+                ops.ravel,
+            ),
+        }
 
     # --- randomness ---------------------------------------------------------
 

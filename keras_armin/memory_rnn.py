@@ -1,7 +1,6 @@
 """The base class of all memory layers, for cells of class `MemoryCell`."""
 
 from typing import Any
-from typing import NamedTuple
 from typing import Self
 
 import keras
@@ -10,25 +9,14 @@ from keras import ops
 
 from keras_armin import backends
 from keras_armin import keras_private
-from keras_armin import memory_ops
 from keras_armin import validation
 from keras_armin.keras_private import preserve_float64
-from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_cell import load_by_name
-from keras_armin.noise import SequenceNoise
-from keras_armin.noise import StepNoise
+from keras_armin.reference_loop import LoopResult
+from keras_armin.reference_loop import run_cell
+from keras_armin.reference_loop import where_states
 from keras_armin.types import Shape
 from keras_armin.types import Tensor
-from keras_armin.types import Tensors
-
-
-class LoopResult(NamedTuple):
-    """The results of a loop over a sequence, time-major."""
-
-    states: list
-    outputs: Any = None
-    read_weights: Any = None
-    write_weights: Any = None
 
 
 class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
@@ -181,7 +169,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         start = self._initial_state_for(sequences, initial_state)
         if reset is not None and len(reset.shape) == 1:
             initial = self._cell_initial_state(ops.shape(sequences)[0])
-            start, reset = _where(reset[:, None], initial, start), None
+            start, reset = where_states(reset[:, None], initial, start), None
         sequences = ops.cast(sequences, self.cell.compute_dtype)
         sequences, mask, reset = self._to_time_major(sequences, mask, reset)
         if mask is not None:
@@ -228,10 +216,10 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             states = self._check_initial_state(
                 initial_state, sequences.shape[0]
             )
-            if not all(_given(state) for state in states):
+            if any(state is None for state in states):
                 initial = self._cell_initial_state(ops.shape(sequences)[0])
                 states = [
-                    s if _given(s) else new for s, new in zip(states, initial)
+                    new if s is None else s for s, new in zip(states, initial)
                 ]
         elif self.stateful:
             # Copies: the variables change before the backward pass on torch.
@@ -460,88 +448,3 @@ def _batch_layout(batch_size, size):
     if distribution is None or batch_size % distribution.num_model_replicas:
         return None
     return distribution.get_data_layout((batch_size, size))
-
-
-def run_cell(
-    cell: MemoryCell,
-    sequences: Tensor,
-    states: list,
-    *,
-    mask: Tensor = None,
-    reset: Tensor = None,
-    training: bool = False,
-    unroll: bool = False,
-    zero_output_for_mask: bool = False,
-    keep_outputs: bool = True,
-    trace: bool = False,
-) -> LoopResult:
-    """Run a cell along the first axis of `sequences` `(time, batch, ...)`.
-
-    `mask` and `reset` have the shape `(time, batch, 1)`.
-    """
-    if trace and not cell.memory_slots:
-        raise TypeError(f"Cell '{cell.name}' has no memory to trace.")
-    time, batch = ops.shape(sequences)[:2]
-    step_noise, sequence_noise = StepNoise(), SequenceNoise()
-    if training:
-        step_noise, sequence_noise = cell.draw_noise(time, batch)
-    weights = cell.weight_tensors()
-    projected = cell.project(weights, sequences, sequence_noise)
-    noise = step_noise._asdict()
-    per_step = {
-        "projected": projected,
-        "noise": {name: x for name, x in noise.items() if _given(x)},
-    }
-    if _given(mask):
-        per_step["mask"] = mask
-    if _given(reset):
-        per_step["reset"] = reset
-        initial = cell.get_initial_state(batch_size=batch)
-
-    def step(states: list, now: dict) -> tuple[list, Tensors]:
-        if "reset" in now:
-            states = _where(now["reset"], initial, states)
-        result = cell.step(
-            weights,
-            now["projected"],
-            states,
-            StepNoise(**now["noise"]),
-            sequence_noise,
-            training,
-        )
-        new_states, outputs = result.states, {}
-        if keep_outputs:
-            outputs["outputs"] = new_states[0]
-        if trace:
-            outputs["read_weights"] = memory_ops.as_weights(
-                result.read, cell.memory_slots
-            )
-            outputs["write_weights"] = memory_ops.as_weights(
-                result.written, cell.memory_slots
-            )
-        if "mask" in now:
-            new_states = _where(now["mask"], new_states, states)
-            outputs = _zero_masked(now["mask"], outputs)
-            if keep_outputs and not zero_output_for_mask:
-                outputs["outputs"] = new_states[0]
-        return new_states, outputs
-
-    states, outputs = backends.scan(step, states, per_step, unroll=unroll)
-    return LoopResult(states, **outputs)
-
-
-def _given(value):
-    return value is not None
-
-
-def _where(condition, yes, no):
-    return [
-        ops.where(condition, ops.cast(y, n.dtype), n) for y, n in zip(yes, no)
-    ]
-
-
-def _zero_masked(mask, outputs):
-    return {
-        name: ops.where(mask, x, ops.zeros_like(x))
-        for name, x in outputs.items()
-    }

@@ -12,7 +12,7 @@ from keras_armin.inspection import wrap_cell
 from keras_armin.keras_private import all_layers
 from keras_armin.keras_private import run_through_graph
 from keras_armin.memory_cell import MemoryCell
-from keras_armin.memory_rnn import LoopResult
+from keras_armin.reference_loop import LoopResult
 from keras_armin.types import Tensor
 
 # Layers that process the steps of a sequence independently.

@@ -14,10 +14,10 @@ from keras_armin.armin_equations import prepare_inputs
 from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.baselines._controlled_cell import VARIANTS
-from keras_armin.baselines._initial_states import InitialStates
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.baselines._tardis_addressing import TARDISAddressing
+from keras_armin.initial_states import InitialStates
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.noise import SequenceNoise

@@ -9,8 +9,8 @@ import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import export_lib
-from keras_armin.memory_rnn import LoopResult
 from keras_armin.memory_rnn import MemoryRNN
+from keras_armin.reference_loop import LoopResult
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import BOTH
