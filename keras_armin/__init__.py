@@ -2,6 +2,7 @@
 
 from keras_armin import baselines
 from keras_armin import callbacks
+from keras_armin import distribution
 from keras_armin.armin import ARMIN
 from keras_armin.armin_cell import PAPER
 from keras_armin.armin_cell import ARMINCell
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "baselines",
     "callbacks",
+    "distribution",
     "export",
     "generate",
     "plot_memory",

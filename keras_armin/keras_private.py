@@ -1,7 +1,7 @@
 """All uses of private Keras API, in one place.
 
 tests/package/test_keras_private.py fails if one of them changes its behaviour,
-and tests/examples/test_distribution.py for `clip_sum_of_replicas`.
+and tests/package/test_distribution.py for `clip_sum_of_replicas`.
 """
 
 import contextlib

@@ -11,13 +11,13 @@ import os
 import numpy as np
 import tensorflow as tf
 
+import keras_armin
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import part_of
 from examples.support.distribution.engine import seed_of
 from examples.support.distribution.engine import spread_seeds
 from examples.support.errors import RunError
 from keras_armin import backends
-from keras_armin import keras_private
 
 # What a collective operation raises when another process has gone.
 _OF_LOST_PEERS = (
@@ -58,7 +58,7 @@ class Replicas(Engine):
         return dataset.map(_without_bool)  # `fit` hands out the parts
 
     def prepare(self, model):
-        keras_private.clip_sum_of_replicas(model.optimizer)
+        keras_armin.distribution.clip_summed_gradients(model.optimizer)
         spread_seeds(self, model)
 
     def spread(self, variable, seed):
