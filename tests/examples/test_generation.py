@@ -17,7 +17,7 @@ from examples.support import exported
 from examples.support import exporting
 from examples.support import generation
 from examples.support import sampling
-from examples.support.training import RunError
+from examples.support.cli import RunError
 from tests.helpers import serving
 
 BACKEND = keras.backend.backend()

@@ -8,7 +8,7 @@ tf = pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from examples.support import sequences  # noqa: E402
+from examples.support.data import sequences  # noqa: E402
 
 
 def laid_out(rows):
