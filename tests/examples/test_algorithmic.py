@@ -11,10 +11,9 @@ pytest.importorskip(
 )
 
 from examples import algorithmic
-from examples.support import models
-from examples.support import sequences
-from examples.support import training
-from examples.support.training import RunError
+from examples.support import networks
+from examples.support.cli import RunError
+from examples.support.data import sequences
 from tests.helpers.common import slow_except_on
 
 TINY = [
@@ -73,9 +72,7 @@ def test_the_test_sees_a_right_and_a_wrong_network():
 
 @slow_except_on("torch")
 def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
-    result = algorithmic.main(
-        [*TINY, "--test-sizes", "length=3", "--output", str(tmp_path)]
-    )
+    result = algorithmic.main([*TINY, "--output", str(tmp_path)])
     printed = capsys.readouterr().out
 
     assert json.loads(printed.strip().splitlines()[-1]) == json.loads(
@@ -85,7 +82,6 @@ def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
     assert result["solved_at"] is None
     assert result["paper"] is None  # not the paper's sizes
     assert result["backend"] == keras.backend.backend()
-    assert set(result["other_sizes"]) == {"length=3"}
     assert "target" in printed and "output" in printed
     for name in ("memory.png", "curve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -97,9 +93,9 @@ def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
 def test_a_soft_run_is_tested_with_discrete_reads(tmp_path):
     options = ["--addressing", "soft", "--output", str(tmp_path)]
     arguments = algorithmic.parse_arguments([*TINY, *options])
-    task = algorithmic.make_task(arguments, arguments.sizes)
+    task = algorithmic.make_task(arguments)
     model = algorithmic.build_model(task, arguments)
-    twin = algorithmic.discrete(model, task, arguments)
+    twin = algorithmic.with_argmax_reads(model, task, arguments)
     inputs = sequences.one_batch(task, 2)[0].numpy()
 
     assert twin.get_layer("memory").addressing == "hard"
@@ -129,7 +125,7 @@ def test_the_paper_is_quoted_for_its_own_settings_only():
 @pytest.mark.parametrize("preset", algorithmic.PRESETS)
 @pytest.mark.parametrize("task", sequences.TASKS)
 def test_every_preset_is_complete_for_every_task(preset, task):
-    for model in models.NETWORKS:
+    for model in networks.NETWORKS:
         arguments = algorithmic.parse_arguments(
             ["--preset", preset, "--task", task, "--model", model]
         )
@@ -140,8 +136,7 @@ def test_every_preset_is_complete_for_every_task(preset, task):
             arguments.learning_rate,
             arguments.optimizer,
         )
-        made = algorithmic.make_task(arguments, arguments.sizes)
-        assert made.name == task
+        assert algorithmic.make_task(arguments).name == task
     assert (
         algorithmic.parse_arguments(
             ["--preset", preset, "--task", task, "--annealing", "3"]
@@ -169,11 +164,11 @@ def test_the_paper_preset_has_the_parameters_of_each_network(
     )
     for name, value in options.items():
         setattr(arguments, name, value)
-    task = algorithmic.make_task(arguments, [])
+    task = algorithmic.make_task(arguments)
 
     built = algorithmic.build_model(task, arguments)
 
-    assert training.parameters(built) == expected
+    assert networks.parameters(built) == expected
 
 
 @slow_except_on("torch")
@@ -211,16 +206,9 @@ def test_the_best_setting_for_recall_matches_contents():
     ],
 )
 def test_wrong_sizes_are_explained(sizes, message):
-    arguments = algorithmic.parse_arguments([])
+    arguments = algorithmic.parse_arguments(["--sizes", *sizes])
     with pytest.raises(RunError, match=f"--sizes: .*{message}"):
-        algorithmic.make_task(arguments, sizes)
-
-
-def test_wrong_test_sizes_are_found_before_training(tmp_path):
-    command = [*TINY, "--output", str(tmp_path / "run")]
-    with pytest.raises(RunError, match="--test-sizes: .*the sizes"):
-        algorithmic.main([*command, "--test-sizes", "items=3"])
-    assert not (tmp_path / "run").exists()
+        algorithmic.make_task(arguments)
 
 
 def test_no_more_updates_than_asked_for():

@@ -24,11 +24,11 @@ pytest.importorskip(
 
 from examples import char_lm
 from examples.support import distribution
-from examples.support import pixels
-from examples.support import training
+from examples.support import runs
+from examples.support.cli import RunError
+from examples.support.data import pixels
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import seed_of
-from examples.support.errors import RunError
 from tests.helpers import distributed
 
 BACKEND = keras.backend.backend()
@@ -247,8 +247,8 @@ def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
 
 def compare_runs(folder, other):
     with (
-        np.load(folder / training.RESUME_FILE) as found,
-        np.load(other / training.RESUME_FILE) as expected,
+        np.load(folder / runs.RESUME_FILE) as found,
+        np.load(other / runs.RESUME_FILE) as expected,
     ):
         assert set(found.files) == set(expected.files)
         for name in set(found.files) - {"history"}:
@@ -273,7 +273,7 @@ def asked(**options):
 
 def test_without_distribute_there_is_one_device(monkeypatch):
     assert distribution.start(asked()).devices == 1
-    with pytest.raises(RunError, match="--virtual-devices goes with --distr"):
+    with pytest.raises(RunError, match="--virtual-devices needs --distribute"):
         distribution.start(asked(virtual_devices=2))
     if BACKEND == "torch":
         monkeypatch.setenv("WORLD_SIZE", "2")

@@ -13,7 +13,7 @@ tf = pytest.importorskip(
 )
 
 from examples import copy_task  # noqa: E402
-from examples.support.metrics import BitsWrong  # noqa: E402
+from examples.support.networks import BitsWrong  # noqa: E402
 from tests.helpers.common import slow_except_on  # noqa: E402
 
 

@@ -15,7 +15,7 @@ import keras_armin
 from examples import char_lm
 from examples.support import exported
 from examples.support import exporting
-from examples.support.training import RunError
+from examples.support.cli import RunError
 from keras_armin import sampling
 from tests.helpers import serving
 

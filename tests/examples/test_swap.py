@@ -11,10 +11,10 @@ pytest.importorskip(
 )
 
 from examples import swap
-from examples.support import swap_tasks
-from examples.support import training
-from examples.support.errors import RunError
-from examples.support.swap_tasks import TASKS
+from examples.support import networks
+from examples.support.cli import RunError
+from examples.support.data import swap_tasks
+from examples.support.data.swap_tasks import TASKS
 
 TINY = ["--tasks", "recall", "--updates-scale", "0.02"]
 LSTM_TWICE = ["--settings", "lstm", "--seeds", "1", "2"]
@@ -129,7 +129,7 @@ def test_both_models_have_the_same_number_of_parameters(name):
 def test_parameters_are_those_of_a_model_that_was_built():
     model = swap.build_model(TASKS["recall"], "default", units=5)
 
-    assert training.parameters(model) == swap.parameters(
+    assert networks.parameters(model) == swap.parameters(
         TASKS["recall"], "default", units=5
     )
 

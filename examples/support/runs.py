@@ -30,10 +30,10 @@ import zipfile
 import keras
 import numpy as np
 
-from examples.support import command_line
+from examples.support import cli
+from examples.support.cli import STOPPED
+from examples.support.cli import RunError
 from examples.support.distribution.engine import OneDevice
-from examples.support.errors import STOPPED
-from examples.support.errors import RunError
 
 RESUME_FILE = "resume.npz"
 BEST_WEIGHTS = "best.weights.h5"
@@ -70,7 +70,7 @@ class Run:
         """The run that a parsed command line asks for."""
         return cls(
             arguments.output,
-            command_line.settings(arguments),
+            cli.settings(arguments),
             resume=arguments.resume,
             overwrite=arguments.overwrite,
             engine=engine,
@@ -388,19 +388,23 @@ class _StopWhenAsked(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def parameters(model):
-    """Number of trainable parameters."""
-    return int(sum(np.prod(w.shape) for w in model.trainable_weights))
+class Speed(keras.callbacks.Callback):
+    """Logs the milliseconds per update, without validation."""
 
+    def __init__(self, updates):
+        super().__init__()
+        self.updates = updates
+        self._started = self._ended = None
 
-def compiled_by_xla(many_shapes):
-    """What to hand to `model.compile(jit_compile=...)`.
+    def on_epoch_begin(self, epoch, logs=None):
+        self._started, self._ended = time.perf_counter(), None
 
-    XLA takes seconds for each new shape; TensorFlow can do without it.
-    """
-    if many_shapes and keras.backend.backend() == "tensorflow":
-        return False
-    return "auto"
+    def on_test_begin(self, logs=None):
+        self._ended = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = (self._ended or time.perf_counter()) - self._started
+        logs["ms_per_update"] = 1000 * seconds / self.updates
 
 
 def seed_everything(seed, deterministic=False):
