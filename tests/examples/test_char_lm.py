@@ -58,7 +58,7 @@ class Recorder(runs.Run):
         self.states = [*states, model.get_layer("layer_1").get_state()]
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_training_carries_state_and_validation_leaves_it(corpus, tmp_path):
     # 11 characters in a lane: two chunks a pass. No noise: zoneout is 0.
     model, arguments = untouched(corpus, "--model", "ln-lstm")

@@ -43,6 +43,7 @@ def folder(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow("jax")
 def test_an_exported_file_writes_the_same_text(model, folder):
     written = exported.load(folder)
     found = sampling.generate_steps(

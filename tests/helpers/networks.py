@@ -117,28 +117,32 @@ NETWORKS["AwTA"].full["unit_gate_bias"] = True
 QUICK = ("ARMIN", "NTM")
 
 
-def _each(names):
-    def marks(name):
-        slow = pytest.mark.slow("jax", "tensorflow")
-        return [] if name in QUICK else [slow]
+def marks_of(name):
+    return [] if name in QUICK else [pytest.mark.slow("jax", "tensorflow")]
 
+
+def _each(names):
     return pytest.mark.parametrize(
         "network",
-        [pytest.param(NETWORKS[x], id=x, marks=marks(x)) for x in names],
+        [pytest.param(NETWORKS[x], id=x, marks=marks_of(x)) for x in names],
     )
 
 
 each_network = _each(NETWORKS)
-# For what takes seconds on every backend.
-armin_then_others = pytest.mark.parametrize(
-    "network",
-    [
-        pytest.param(
-            network, id=name, marks=[] if name == "ARMIN" else pytest.mark.slow
-        )
-        for name, network in NETWORKS.items()
-    ],
-)
+
+
+def armin_then_others(*slow_on):
+    """Every network; those other than ARMIN are slow on these backends."""
+    slow = pytest.mark.slow(*slow_on)
+    return pytest.mark.parametrize(
+        "network",
+        [
+            pytest.param(x, id=name, marks=[] if name == "ARMIN" else slow)
+            for name, x in NETWORKS.items()
+        ],
+    )
+
+
 each_with_memory = _each(name for name in NETWORKS if name != "LayerNormLSTM")
 
 

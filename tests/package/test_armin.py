@@ -337,6 +337,7 @@ def test_low_precision_follows_float32(make, policy, rng):
     assert (memory[:, 2099] != 0).all()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("addressing", ["relaxed", "soft"])
 def test_a_read_over_thousands_of_slots_survives_float16(addressing):
     """All slots hold 1 and the output gate is half open: 0.5, however read."""
@@ -361,6 +362,7 @@ def test_a_read_over_thousands_of_slots_survives_float16(addressing):
     )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_training_in_mixed_precision(policy, rng):
     layer = ARMIN(

@@ -27,6 +27,7 @@ from tests.helpers.networks import armin_then_others
 from tests.helpers.networks import each_network
 from tests.helpers.networks import each_with_memory
 from tests.helpers.networks import layer_arguments
+from tests.helpers.networks import marks_of
 
 HALF = 4
 LENGTHS = np.array([4, 7, 2])
@@ -273,7 +274,7 @@ def test_a_masked_tail_equals_a_shorter_sequence(network, rng):
             close(whole[b : b + 1], part)
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_nan_in_masked_steps_reaches_nothing(network, rng):
     layer = built(network, rng, return_sequences=True)
     x = inputs(rng)
@@ -308,7 +309,7 @@ def same_state(a, b):
         close(a[name], b[name])
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_a_stateful_layer_carries_its_state(network, rng):
     """Through predict and through fit, as one call goes over the whole."""
     options = {"return_sequences": True}
@@ -390,7 +391,7 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 # --- training ---------------------------------------------------------------
 
 
-@armin_then_others
+@armin_then_others()
 # Without jit JAX compiles hundreds of operations, each by itself; the tests of
 # gradients here do that already.
 @pytest.mark.parametrize(
@@ -418,10 +419,13 @@ def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
 def with_variants():
     """Every network, and those that differ in the released code again."""
     for name, network in NETWORKS.items():
-        yield pytest.param(network, {}, id=name)
+        marks = marks_of(name)
+        yield pytest.param(network, {}, id=name, marks=marks)
         if "variant" in network.full:
             released = {"variant": "released"}
-            yield pytest.param(network, released, id=f"{name} released")
+            yield pytest.param(
+                network, released, id=f"{name} released", marks=marks
+            )
 
 
 @pytest.mark.parametrize(("network", "variant"), with_variants())
@@ -485,7 +489,7 @@ def test_regularizers_act_on_kernels_and_biases(network, rng):
 # --- precision --------------------------------------------------------------
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_mixed_precision_follows_float32_and_trains(network, rng):
     exact = network.make(return_sequences=True)
     layer = network.make(dtype="mixed_bfloat16", return_sequences=True)

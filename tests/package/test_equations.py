@@ -210,6 +210,7 @@ def test_dropout_masks_enter_products_only(rng, float64, monkeypatch):
         np.testing.assert_allclose(outputs, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow("jax")
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),

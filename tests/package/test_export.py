@@ -296,6 +296,7 @@ COMPLAINTS = {
 }
 
 
+@pytest.mark.slow("jax", "tensorflow")
 # What a runtime says does not depend on who wrote the file: once is enough.
 @pytest.mark.parametrize(
     "format", FORMATS if BACKEND == "tensorflow" else [NATIVE]

@@ -91,6 +91,7 @@ def test_a_trace_of_training_shows_the_samples(rng):
     np.testing.assert_allclose(trace.read_weights.sum(-1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_trace_in_mixed_precision(frozen, rng):
     layer = ARMIN(UNITS, SLOTS, dtype="mixed_bfloat16", trainable=not frozen)

@@ -308,6 +308,7 @@ def test_bidirectional_with_states(rng):
     assert tuple(outputs[3].shape) == (BATCH, SLOTS * DIM)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_stacked_with_other_cells(rng):
     cells = [
         keras.layers.LSTMCell(3),

@@ -63,6 +63,7 @@ def ranks_after(writes, slots):
     return [order.index(slot) for slot in range(slots)]
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("slots", [1, 2, 5, 128, 129, 3000])
 def test_the_order_of_writes_is_exact_in_every_dtype(dtype, slots, rng):

@@ -288,6 +288,7 @@ def test_extreme_uniforms_give_finite_noise(monkeypatch):
     assert np.isfinite(array(noise.gumbel((2,), None))).all()
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @each_form
 def test_a_failed_call_leaves_no_stale_noise(make):
     """A trace that dies half-way must not hand its seed to the next call."""
@@ -310,6 +311,7 @@ def test_a_failed_call_leaves_no_stale_noise(make):
     model.fit(x, np.zeros((2, 3)), verbose=0)
 
 
+@pytest.mark.slow("jax")
 def test_the_bare_cell_called_alone_draws_fresh_noise():
     rnn = reader(as_rnn)
     states = rnn.cell.get_initial_state(batch_size=40)
@@ -322,6 +324,7 @@ def test_the_bare_cell_called_alone_draws_fresh_noise():
     assert (a != b).any()
 
 
+@pytest.mark.slow("jax")
 def test_left_padded_samples_do_not_freeze_the_noise_of_others():
     """Sample 0 writes nothing while the others step."""
     rnn = reader(as_rnn)

@@ -305,6 +305,7 @@ def test_a_reset_takes_place_at_a_masked_step(rng):
     np.testing.assert_allclose(y[:, 4:], array(layer(x[:, 4:])), atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("shape", ["sample", "step"])
 def test_reset_sends_gradients_into_a_learnt_start(shape, rng):
     layer = ARMIN(

@@ -317,6 +317,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow("jax")
 def test_a_served_stream_keeps_its_memory(streamed, tmp_path):
     stream, x, whole = streamed
     if BACKEND == "torch":

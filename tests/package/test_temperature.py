@@ -254,6 +254,7 @@ def test_the_callback_counts_batches_of_longer_executions(rng):
     assert float(model.layers[0].temperature.numpy()) == 8.0 / 2**6
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callback_finds_cells_at_any_depth(rng):
     inner = keras.Sequential(
         [
