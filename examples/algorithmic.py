@@ -148,14 +148,13 @@ def parse_arguments(argv):
 def paper_figure(arguments):
     """The paper's figure, None unless all settings are the paper's."""
     task, model, variant = arguments.task, arguments.model, arguments.variant
-    released = variant == "released" or model not in networks.WITH_VARIANTS
     command = (
         f"--preset paper --task {task} --model {model} --variant {variant}"
     )
     paper = cli.settings(parse_arguments(command.split()))
     ours = cli.settings(arguments)
     same = all(ours[x] == paper[x] for x in paper if x not in _UNIMPORTANT)
-    if not (released and same and task in PAPER):
+    if not (same and networks.is_released(arguments) and task in PAPER):
         return None
     return dict(zip(PAPER_MODELS, PAPER[task])).get(model)
 

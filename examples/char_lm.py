@@ -119,8 +119,7 @@ def paper_bpc(arguments):
     preset, model = arguments.preset, arguments.model
     paper = parse_arguments(["--preset", preset, "--model", model])
     same = all(getattr(arguments, x) == getattr(paper, x) for x in _COMPARED)
-    published = arguments.variant == "published"
-    if not same or (model in networks.WITH_VARIANTS and published):
+    if not (same and networks.is_released(arguments)):
         return None
     return _PAPER_BPC.get((preset, model))
 

@@ -308,10 +308,8 @@ def argmax_accuracy(model, samples, arguments):
 
 def paper_accuracy(arguments):
     """The paper's figure, None where it has none."""
-    if arguments.data != "mnist" or arguments.training_images:
-        return None
-    published = arguments.variant == "published"
-    if arguments.model in networks.WITH_VARIANTS and published:
+    all_of_mnist = arguments.data == "mnist" and not arguments.training_images
+    if not (all_of_mnist and networks.is_released(arguments)):
         return None
     return PAPER_ACCURACY.get(arguments.model)
 

@@ -13,14 +13,8 @@ STOPPED = (
 )
 # Options that may differ when a run is resumed.
 _MAY_DIFFER = (
-    "output",
-    "resume",
-    "overwrite",
-    "data_dir",
-    "minutes",
-    "distribute",
-    "model_devices",
-    "virtual_devices",
+    *("output", "resume", "overwrite", "data_dir", "minutes"),
+    *("distribute", "model_devices", "virtual_devices"),
 )
 
 
@@ -79,52 +73,34 @@ def add_options(parser, title, options):
 
 
 def add_run_options(parser, presets):
-    """Adds the options of `runs.Run`, and `--preset`.
+    """Adds `--preset` and the options of a run.
 
     `presets` is a dict from a name to a description; the first is the default.
     """
     described = "; ".join(f"{name}: {text}" for name, text in presets.items())
-    add_options(
-        parser,
-        "training",
-        {
-            "preset": (
-                tuple(presets),
-                next(iter(presets)),
-                f"settings, which other options override. {described}",
-            ),
-            "seed": (int, 1, "seed of weights, data and noise"),
-            "batch_size": (positive, None, "sequences per update"),
-            "learning_rate": (above_zero, None, "initial learning rate"),
-            "minutes": (
-                above_zero,
-                None,
-                "stop at the end of the epoch in which this time is exceeded",
-            ),
-        },
-    )
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="reproduce a run bit by bit on TensorFlow too, where it is "
-        "slower; JAX and torch always do on a CPU",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        help="folder for logs, weights and pictures (default: below runs/)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue the run in --output; the results are those of an "
-        "uninterrupted run (on TensorFlow with --deterministic)",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="overwrite an unfinished run in --output",
-    )
+    names = tuple(presets)
+    options = {
+        "preset": (names, names[0], f"settings to start from. {described}"),
+        "seed": (int, 1, "seed of weights, data and noise"),
+        "batch_size": (positive, None, "sequences per update"),
+        "learning_rate": (above_zero, None, "initial learning rate"),
+        "minutes": (above_zero, None, "stop after the epoch that exceeds this"),
+        "deterministic": (
+            bool,
+            False,
+            "reproduce a run bit by bit on TensorFlow too, where it is slower; "
+            "JAX and torch always do on a CPU",
+        ),
+        "output": (pathlib.Path, None, "folder of the run (default: in runs/)"),
+        "resume": (
+            bool,
+            False,
+            "continue the run in --output; the results are those of an "
+            "uninterrupted run (on TensorFlow with --deterministic)",
+        ),
+        "overwrite": (bool, False, "overwrite an unfinished run in --output"),
+    }
+    add_options(parser, "training", options)
 
 
 def parse(parser, argv, preset_options):
@@ -156,11 +132,5 @@ def default_folder(task, arguments):
 
 def out_of_time(arguments):
     """A `stop_when` for `Run.train`: more than `--minutes` have passed."""
-
-    def stop_when(history):
-        return (
-            arguments.minutes is not None
-            and history[-1]["seconds"] > 60 * arguments.minutes
-        )
-
-    return stop_when
+    limit = 60 * (arguments.minutes or math.inf)
+    return lambda history: history[-1]["seconds"] > limit

@@ -1,6 +1,5 @@
 """Writes a trained character model for `exported.py` to read."""
 
-import contextlib
 import importlib.util
 import json
 import logging
@@ -45,7 +44,7 @@ def export(model, vocabulary, folder, format=FORMATS[0]):
     step = keras_armin.step_model(model, reads=True)
     path = folder / exported.FILES[format]
     _write(step, path, format)
-    description = _describe(step, vocabulary, format, exported.digest(path))
+    description = _describe(step, vocabulary, format)
     # Last: without it an incomplete folder is not an export.
     (folder / exported.DESCRIPTION).write_text(json.dumps(description) + "\n")
     try:
@@ -77,8 +76,9 @@ def _write(step, path, format):
         keras.InputSpec(shape=(1, *x.shape[1:]), dtype=x.dtype, name=x.name)
         for x in step.inputs
     ]
+    logging.disable(logging.WARNING)  # converters report much
     try:
-        with _without_warnings():
+        with warnings.catch_warnings(action="ignore"):
             keras_armin.export(step, path, format, input_signature=[signature])
     except Exception as error:  # whatever the converters raise
         other = FORMATS[1 - FORMATS.index(format)]
@@ -87,22 +87,11 @@ def _write(step, path, format):
             f"{keras.backend.backend()}: {str(error).strip().splitlines()[0]} "
             f"Try --export-format {other}, or another KERAS_BACKEND."
         ) from error
-
-
-@contextlib.contextmanager
-def _without_warnings():
-    """Silences the converters, which report much about themselves."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
     finally:
-        logging.disable(before)
+        logging.disable(logging.NOTSET)
 
 
-def _describe(step, vocabulary, format, sha256):
+def _describe(step, vocabulary, format):
     names = [x.name for x in step.inputs]
     memories = [
         {"layer": layer.name, "slots": layer.rnn.cell.memory_slots}
@@ -121,7 +110,6 @@ def _describe(step, vocabulary, format, sha256):
         "kind": exported.KIND,
         "version": exported.VERSION,
         "format": format,
-        "sha256": sha256,
         "vocabulary": list(vocabulary),
         "input": names[0],
         "states": states,

@@ -68,8 +68,8 @@ NETWORKS = {
         (*_LSTM, _SLOTS[0], "top_k", "store_every", "truncate_every"),
     ),
 }
-WITH_CELLS = ("armin", "awta")
-WITH_VARIANTS = ("ntm", "dnc", "sam", "tardis", "awta")
+_WITH_CELLS = ("armin", "awta")
+_WITH_VARIANTS = ("ntm", "dnc", "sam", "tardis", "awta")
 # Networks whose slots can be drawn.
 WITH_MEMORY = tuple(name for name in NETWORKS if "lstm" not in name)
 
@@ -150,9 +150,14 @@ def build(options, **layer_arguments):
         layer_arguments["temperature"] = annealed(
             options.temperature, options.final_temperature, options.annealing
         )
-    if options.model in WITH_CELLS:
+    if options.model in _WITH_CELLS:
         layer_arguments.update(CELLS[options.cell])
     return layer(**layer_arguments)
+
+
+def is_released(options):
+    """Whether the equations are those that the paper's figures come from."""
+    return options.variant == "released" or options.model not in _WITH_VARIANTS
 
 
 def annealed(start, end, updates):

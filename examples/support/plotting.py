@@ -61,10 +61,11 @@ def plot_curves(
         target: float. Where to draw a horizontal line.
         styles: dict from a label to `(colour, line style)`.
     """
-    styles = styles or _styles(runs)
+    styles, scale = styles or _styles(runs), updates_per_epoch or 1
     for label, members in runs.items():
-        curves = [_curve(run, metric, updates_per_epoch) for run in members]
-        _plot_curve(ax, curves, MIDDLES[middle], label, *styles[label])
+        curves = [_values(run, metric) for run in members]
+        line = dict(zip(("color", "linestyle"), styles[label]))
+        _plot_curve(ax, curves, scale, MIDDLES[middle], label, line)
     if target is not None:
         ax.axhline(target, color="grey", linewidth=1, linestyle=(0, (1, 1)))
     if log_scale:
@@ -75,20 +76,21 @@ def plot_curves(
     ax.grid(alpha=0.3)
 
 
-def _plot_curve(ax, curves, middle, label, colour, style):
-    shortest = min(len(y) for _, y in curves)
-    x = curves[0][0][:shortest]
-    values = np.stack([y[:shortest] for _, y in curves])
+def _plot_curve(ax, curves, scale, middle, label, line):
+    shortest, longest = min(map(len, curves)), max(map(len, curves))
+    values = np.stack([curve[:shortest] for curve in curves])
+    x = scale * np.arange(1, longest + 1)
     marker = "o" if shortest == 1 else None  # a single point has no line
     y = middle(values, axis=0)
-    ax.plot(x, y, style, marker=marker, color=colour, label=label)
+    ax.plot(x[:shortest], y, marker=marker, label=label, **line)
     if len(curves) == 1:
         return
     low, high = values.min(axis=0), values.max(axis=0)
-    ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-    for x, y in curves:
-        rest = slice(shortest - 1, None)
-        ax.plot(x[rest], y[rest], style, color=colour, linewidth=0.6)
+    band = {"color": line["color"], "alpha": 0.2, "linewidth": 0}
+    ax.fill_between(x[:shortest], low, high, **band)
+    for curve in curves:
+        rest = slice(shortest - 1, len(curve))
+        ax.plot(x[rest], curve[rest], linewidth=0.6, **line)
 
 
 def _styles(labels):
@@ -98,8 +100,8 @@ def _styles(labels):
     }
 
 
-def _curve(run, metric, updates_per_epoch):
-    """The epochs or updates of a run, and its values there."""
+def _values(run, metric):
+    """The metric in each epoch of a run."""
     log, name = run, "this history"
     if isinstance(run, str | pathlib.Path):
         log, name = _read_log(pathlib.Path(run))
@@ -109,8 +111,7 @@ def _curve(run, metric, updates_per_epoch):
         raise RunError(
             f"there is no {metric} in {name}, but {', '.join(log[0])}"
         )
-    epochs = np.arange(1, len(log) + 1) * (updates_per_epoch or 1)
-    return epochs, np.array([_number(row[metric]) for row in log])
+    return np.array([_number(row[metric]) for row in log])
 
 
 def _read_log(path):
@@ -177,18 +178,11 @@ def draw_curves(runs, metric, path, **options):
 def draw_training(history, metric, ylabel, path, updates_per_epoch=None):
     """Saves a picture of a metric in training and in validation."""
     figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for label, name, style in (
-        ("training", metric, ("C0", "--")),
-        ("validation", f"val_{metric}", ("C0", "-")),
-    ):
-        plot_curves(
-            {label: [history]},
-            name,
-            ax,
-            updates_per_epoch=updates_per_epoch,
-            styles={label: style},
-        )
-    ax.set_ylabel(ylabel)
+    x = np.arange(1, len(history) + 1) * (updates_per_epoch or 1)
+    for label, name in (("training", metric), ("validation", f"val_{metric}")):
+        ax.plot(x, [logs[name] for logs in history], ".-", label=label)
+    ax.set(xlabel="updates" if updates_per_epoch else "epochs", ylabel=ylabel)
+    ax.grid(alpha=0.3)
     ax.legend(frameon=False)
     save(figure, path)
 
@@ -260,18 +254,13 @@ _COLOURS = {
     "keras.layers.LSTM": "tab:green",
     "torch.nn.LSTM": "tab:red",
 }
-_SIZES = {
-    "units": "hidden units",
-    "slots": "memory slots",
-    "time": "time steps",
-    "batch": "batch size",
-}
 
 
 def draw_benchmark(results, path):
     """Saves a picture of results of `benchmark.py`.
 
-    It has a column for each result, and a row for each size that varies.
+    It has a column for each result, and a row for each size that varies and
+    each unit.
     """
     rows = _benchmark_rows(results[0])
     if any(_benchmark_rows(result) != rows for result in results):
@@ -284,45 +273,37 @@ def draw_benchmark(results, path):
         layout="constrained",
     )
     for result, column in zip(results, axes.T):
-        for ax, row in zip(column, rows):
-            _plot_benchmark(ax, result, *row)
+        for ax, (size, unit) in zip(column, rows):
+            points = [p for p in result["points"] if p["varied"] == size]
+            bars = result["question"] in ("memory", "networks")
+            _plot_benchmark(ax, points, size, unit, bars)
+            ax.set(title=result["backend"], ylabel=unit or result["unit"])
     save(figure, path)
 
 
 def _benchmark_rows(result):
-    """Pairs of a size and, if a row shows only some values, their suffix."""
-    sizes = list(dict.fromkeys(p["varied"] for p in result["points"]))
-    if result["question"] == "scaling":
-        suffixes = "us a time step", "s longer the first time"
-        return [(sizes[0], suffix) for suffix in suffixes]
-    return [(size, None) for size in sizes]
+    sizes = dict.fromkeys(p["varied"] for p in result["points"])
+    scaling = result["question"] == "scaling"
+    units = ("us a time step", "s longer the first time") if scaling else ("",)
+    return [(size, unit) for size in sizes for unit in units]
 
 
-def _plot_benchmark(ax, result, size, suffix):
-    points = [p for p in result["points"] if p["varied"] == size]
+def _plot_benchmark(ax, points, size, unit, bars):
     labels = dict.fromkeys(k for p in points for k in p["found"])
-    labels = [k for k in labels if suffix is None or k.endswith(suffix)]
-    x = [p[size] for p in points]
-    bars = result["question"] in ("memory", "networks")
+    labels = [label for label in labels if label.endswith(unit)]
+    x, width = np.arange(len(points)), 0.8 / len(labels)
     for i, label in enumerate(labels):
         y = [p["found"][label] for p in points]
         # Others get the next colour of the cycle.
         name = label.split(",")[0].removesuffix(" with XLA")
         style = {"label": label, "color": _COLOURS.get(name)}
         if bars:
-            width = 0.8 / len(labels)
-            offset = (i - (len(labels) - 1) / 2) * width
-            ax.bar(np.arange(len(x)) + offset, y, width, **style)
+            ax.bar(x + (i - (len(labels) - 1) / 2) * width, y, width, **style)
         else:
             dashed = "XLA" in label or "generating" in label
             ax.plot(x, y, "o--" if dashed else "o-", markersize=3, **style)
-    if bars:
-        ax.set_xticks(range(len(x)), x)
-    elif size == "time":
-        ax.set_xscale("log")
-    ax.set(title=result["backend"], xlabel=_SIZES[size])
-    ax.set_ylabel(suffix or result["unit"])
-    ax.set_ylim(bottom=0)
+    ax.set_xticks(x, [p[size] for p in points])
+    ax.set(xlabel=size, ylim=(0, None))
     ax.grid(axis="y", alpha=0.3)
     ax.legend(fontsize=7)
 

@@ -74,7 +74,7 @@ def test_a_learnt_beginning_is_exported():
         if "initial" in weight.path:
             weight.assign(np.full(weight.shape, 0.3, "float32"))
     step = keras_armin.step_model(model)
-    description = exporting._describe(step, serving.VOCABULARY, "onnx", "0")
+    description = exporting._describe(step, serving.VOCABULARY, "onnx")
     states = {x["name"]: x for x in description["states"]}
     assert states["layer_1_memory"]["initial"] == pytest.approx([0.3] * 18)
     assert states["layer_1_pointer"]["initial"] is None

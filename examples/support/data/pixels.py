@@ -5,6 +5,7 @@ permutation of all images removes spatial locality: only a network that
 remembers the whole sequence can classify the digit.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -49,32 +50,23 @@ def permutation(steps):
     return np.random.RandomState(1).permutation(steps)
 
 
-def load_mnist(data_dir):
+def load_mnist(data_dir, small=False):
     """MNIST from TensorFlow Datasets: 54,000 / 6,000 / 10,000 images.
 
     Validation is the last tenth of the training data, which TensorFlow
-    Datasets shuffles once, when it prepares the files.
+    Datasets shuffles once, when it prepares the files. `small` images have 14
+    x 14 pixels, each the mean of four.
     """
-    return _split_mnist(*_read_mnist(data_dir))
 
+    def prepare(images, labels):
+        if small:
+            images = images.reshape(-1, 14, 2, 14, 2).astype("float32")
+            images = images.mean(axis=(2, 4))
+        return _scrambled(images, labels, largest=255)
 
-def load_small_mnist(data_dir):
-    """MNIST at 14 x 14: each pixel is the mean of four, 196 steps."""
-
-    def shrink(images, labels):
-        fours = images.reshape(-1, 14, 2, 14, 2).astype("float32")
-        return fours.mean(axis=(2, 4)), labels
-
-    return _split_mnist(*(shrink(*x) for x in _read_mnist(data_dir)))
-
-
-def _split_mnist(training, test):
-    training = _scrambled(*training, largest=255)
-    return Splits(
-        training.part(slice(54_000)),
-        training.part(slice(54_000, None)),
-        _scrambled(*test, largest=255),
-    )
+    training, test = (prepare(*part) for part in _read_mnist(data_dir))
+    cut = slice(54_000), slice(54_000, None)
+    return Splits(*map(training.part, cut), test)
 
 
 def load_digits(data_dir=None):
@@ -93,7 +85,7 @@ def load_digits(data_dir=None):
 
 DATA_SETS = {
     "digits": load_digits,
-    "mnist-14": load_small_mnist,
+    "mnist-14": functools.partial(load_mnist, small=True),
     "mnist": load_mnist,
 }
 
@@ -115,15 +107,13 @@ def _read_mnist(data_dir):
                 split=["train", "test"], as_supervised=True, batch_size=-1
             )
         )
-    # Many kinds: no network, a full disk, a damaged file, ...
-    except Exception as error:
+    except Exception as error:  # no network, a full disk, a damaged file, ...
         lines = str(error).strip().splitlines() or [""]
         raise RunError(
             f"MNIST could not be loaded from {folder} ({type(error).__name__}: "
-            f"{lines[0]}). If its files are damaged, delete the folder mnist "
-            "there. If it cannot be downloaded, name a folder in which "
-            "TensorFlow Datasets has prepared it with --data-dir, or use "
-            "--data digits, which needs no download."
+            f"{lines[0]}). If its files are damaged, delete the folder mnist. "
+            "If it cannot be downloaded, use --data digits, or --data-dir with "
+            "a folder in which TensorFlow Datasets has prepared it."
         ) from error
 
 

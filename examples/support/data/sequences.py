@@ -179,12 +179,13 @@ def _random_bits(shape, seed):
 
 
 # --- tasks -------------------------------------------------------------------
+# `bounds` are those of the "released" code, or one larger as in the "paper".
 
 
 def copy(bounds="released", width=None):
     """Repeat a sequence of bit vectors, shown between two flags."""
-    longest = _choose(bounds, paper=50, released=49)
-    width = width or _choose(bounds, paper=6, released=8)
+    longest = 50 if bounds == "paper" else 49
+    width = width or (6 if bounds == "paper" else 8)
 
     def draw(sizes, longest, seed):
         length = sizes["length"]
@@ -210,7 +211,7 @@ def _between_flags(bits, length, last):
 
 def repeat_copy(bounds="released", width=8):
     """Repeat a sequence a given number of times, then give an end marker."""
-    most = _choose(bounds, paper=10, released=9)
+    most = 10 if bounds == "paper" else 9
 
     def draw(sizes, longest, seed):
         length = sizes["length"]
@@ -246,7 +247,7 @@ ITEM_LENGTH = 3
 
 def associative_recall(bounds="released", width=6):
     """Given items and one of them again, name the item that followed it."""
-    most = _choose(bounds, paper=6, released=5)
+    most = 6 if bounds == "paper" else 5
 
     def draw(sizes, longest, seed):
         count = sizes["items"]
@@ -300,7 +301,6 @@ def priority_sort(bounds="released", width=8, columnwise=False):
         bits = _random_bits(shape, seed)
         return sort_rows(bits, priority, count, columnwise)
 
-    _choose(bounds, None, None)
     name = "sort-columnwise" if columnwise else "sort"
     return Task(name, width + 1, width, {"items": (40, 40)}, draw)
 
@@ -318,16 +318,6 @@ def sort_rows(bits, priority, count, columnwise=False):
         )
         answer = tf.gather(bits, order, batch_dims=1)
     return given, count, answer, (3 * count + 3) // 4
-
-
-def _choose(bounds, paper, released):
-    """The size in the paper, or in its released code."""
-    if bounds not in ("paper", "released"):
-        raise ValueError(
-            "Argument `bounds` must be 'paper' or 'released'. Received: "
-            f"{bounds!r}"
-        )
-    return paper if bounds == "paper" else released
 
 
 TASKS = {
