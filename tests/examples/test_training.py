@@ -307,6 +307,8 @@ def test_a_resume_file_of_another_model_is_explained(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_without_a_traceback(number, capsys):
+    # A shell makes its background jobs ignore SIGINT.
+    shells = signal.signal(number, signal.default_int_handler)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as stopped, runs.explained_errors():
         os.kill(os.getpid(), number)
@@ -314,7 +316,7 @@ def test_an_interrupt_ends_without_a_traceback(number, capsys):
 
     assert stopped.value.code == 130
     assert "--resume" in capsys.readouterr().err
-    assert signal.getsignal(number) is before
+    assert signal.signal(number, shells) is before
 
 
 def test_an_error_the_user_can_put_right_has_no_traceback():
