@@ -270,7 +270,11 @@ def parse_arguments(argv):
     cli.add_run_options(parser, PRESETS)
     networks.add_options(parser)
     distribution.add_options(parser)
-    return cli.parse(parser, argv, preset_options)
+    arguments = cli.parse(parser, argv, preset_options)
+    if arguments.output is None:
+        task = f"char_lm-{pathlib.Path(arguments.data).stem}"
+        arguments.output = cli.default_folder(task, arguments)
+    return arguments
 
 
 def main(argv=None):
@@ -293,14 +297,7 @@ def run_on(engine, arguments):
     prompt = corpus.encode((arguments.prompt or "").encode(), "--prompt")
     updates = min(arguments.epoch_updates, arguments.updates)
     sections = math.ceil(arguments.updates / updates)
-    task = f"char_lm-{pathlib.Path(arguments.data).stem}"
-    run = runs.Run(
-        arguments.output or cli.default_folder(task, arguments),
-        run_settings(arguments, corpus),
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        engine=engine,
-    )
+    run = runs.Run.of(arguments, engine, run_settings(arguments, corpus))
 
     def build(batch_size):
         symbols = len(corpus.vocabulary)

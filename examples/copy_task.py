@@ -75,6 +75,18 @@ def one_length(batch_size, length, seed):
     return [array.numpy() for array in batch]
 
 
+def batches(max_length, batch_size, seed, bands=5, first_step=0):
+    """An endless dataset of sequences of all lengths, more often long ones."""
+    return sequences.batches(
+        sequences.copy(width=WIDTH).with_sizes(length=(1, max_length)),
+        batch_size,
+        bands=bands,
+        favour_long=True,
+        seed=seed,
+        first_step=first_step,
+    )
+
+
 def check_every_length(model, max_length, seed):
     """Tests new sequences of each length with argmax reads.
 
@@ -155,8 +167,6 @@ def main(argv=None):
     updates = arguments.updates
     runs.seed_everything(seed)
 
-    task = sequences.copy(width=WIDTH).with_sizes(length=(1, max_length))
-    bands = {"bands": 5, "favour_long": True}
     model = build_model(
         max_length, arguments.units, arguments.memory_dim, updates, seed
     )
@@ -165,18 +175,12 @@ def main(argv=None):
     steps = min(UPDATES_PER_EPOCH, updates)
     run.train(
         model,
-        lambda first_step: sequences.batches(
-            task,
-            arguments.batch_size,
-            seed=seed,
-            first_step=first_step,
-            **bands,
+        lambda first_step: batches(
+            max_length, arguments.batch_size, seed, first_step=first_step
         ),
         epochs=math.ceil(updates / steps),
         steps_per_epoch=steps,
-        validation_data=sequences.batches(
-            task, 32, seed=seed + 1, **bands
-        ).take(10),
+        validation_data=batches(max_length, 32, seed + 1).take(10),
         monitor="val_loss",
         callbacks=[StopWhenSolved(max_length, seed)],
     )

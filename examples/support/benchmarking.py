@@ -319,10 +319,8 @@ def _status(field):
 
 def _measure_here(name, *sizes):
     units, slots, inputs, batch, time = map(int, sizes)
-    found = layers(units, slots, inputs)
-    if name not in found:
-        sys.exit(f"no such layer: {name}")
-    call = training_steps({name: found[name]}, batch, time, inputs)[name]
+    layer = layers(units, slots, inputs)[name]
+    call = training_steps({name: layer}, batch, time, inputs)[name]
     before = _status("VmRSS")
     call()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

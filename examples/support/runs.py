@@ -66,11 +66,11 @@ class Run:
             self._start(overwrite)
 
     @classmethod
-    def of(cls, arguments, engine=None):
+    def of(cls, arguments, engine=None, settings=None):
         """The run of a parsed command line."""
         return cls(
             arguments.output,
-            cli.settings(arguments),
+            settings or cli.settings(arguments),
             resume=arguments.resume,
             overwrite=arguments.overwrite,
             engine=engine,

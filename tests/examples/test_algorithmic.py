@@ -23,6 +23,12 @@ TINY = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_held_out(monkeypatch):
+    monkeypatch.setattr(algorithmic, "VALIDATION_BATCHES", 1)
+    monkeypatch.setattr(algorithmic, "TEST_BATCHES", 2)
+
+
 def losses(*values):
     return [{"val_loss": value} for value in values]
 

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import subprocess
 
 import pytest
 
@@ -129,10 +130,12 @@ def test_the_peak_is_that_of_the_step():
     assert long > 2 * max(short, 1_000_000)
 
 
-@slow_except_on("torch")
-def test_a_failed_process_says_what_failed():
-    with pytest.raises(RuntimeError, match="no such layer"):
-        benchmarking.peak_memory("no such layer", 4, 2, 3, 2, 5)
+def test_a_failed_process_says_what_failed(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stderr="out of memory")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(benchmarking, "_CLEAR_REFS", pathlib.Path(__file__))
+    with pytest.raises(RuntimeError, match=r"ARMIN .*\nout of memory"):
+        benchmarking.peak_memory("ARMIN", 4, 2, 3, 2, 5)
 
 
 @pytest.mark.parametrize("text", ["not json", "[1]", "{}"])

@@ -188,7 +188,7 @@ def test_keras_goes_on_in_an_epoch_where_the_one_before_it_ended():
     np.testing.assert_allclose(history["loss"], [1.5, 5.5, 9.5])
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
     small = TASKS["recall"]._replace(units=8, batch_size=4, updates=200)
     monkeypatch.setitem(TASKS, "recall", small)

@@ -261,6 +261,7 @@ def test_the_papers_own_network_is_one_call_away(training, rng, float64):
     )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("case", reference.GOLDEN_CASES)
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 def test_golden_file(case, make):

@@ -24,6 +24,7 @@ from tests.helpers.common import UNITS
 from tests.helpers.common import array
 from tests.helpers.common import inputs
 from tests.helpers.common import randomise
+from tests.helpers.common import slow_except_on
 from tests.helpers.exported import call_model
 from tests.helpers.exported import check_exported
 from tests.helpers.exported import run_exported
@@ -190,6 +191,7 @@ def test_what_a_backend_cannot_do_names_what_can(format, tmp_path, rng):
         keras_armin.export(made("hard", rng), file, format)
 
 
+@pytest.mark.slow("jax")
 def test_the_carried_state_of_a_stateful_model_is_exported(tmp_path, rng):
     model = keras.Sequential(
         [
@@ -322,6 +324,7 @@ np.save(sys.argv[3], keras.ops.convert_to_numpy(y))
 """
 
 
+@slow_except_on("torch")
 def test_a_saved_model_gives_the_same_on_another_backend(tmp_path, rng):
     model, x = made("stacked", rng), inputs(rng)
     model.save(tmp_path / "model.keras")

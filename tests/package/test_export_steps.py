@@ -17,6 +17,7 @@ from tests.package.test_export import FORMATS
 STEPS = 1000
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "format",
     [

@@ -216,6 +216,7 @@ def compare(
 ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
 
 
+@pytest.mark.slow("jax")
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),
@@ -367,6 +368,7 @@ def test_the_layer_falls_back_to_the_reference_loop(rng, monkeypatch):
     assert not calls
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_the_temperature_can_be_trained(addressing, rng, float64):
     """Nothing in the package does, but users may."""
@@ -723,6 +725,7 @@ def step_function(x):
     return ops.cast(x > 0, x.dtype)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", ["activation", "recurrent_activation"])
 def test_an_activation_without_a_gradient_is_taken(name, rng):
     layer = ARMIN(UNITS, 3, return_sequences=True, **{name: step_function})
