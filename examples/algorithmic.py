@@ -25,179 +25,109 @@ import keras
 import matplotlib
 import numpy as np
 
-import keras_armin
-from examples.support import answers
-from examples.support import command_line
-from examples.support import curves
-from examples.support import models
-from examples.support import sequences
-from examples.support import training
-from examples.support.command_types import positive
-from examples.support.metrics import BitsWrong
+from examples.support import cli
+from examples.support import networks
+from examples.support import plotting
+from examples.support import runs
+from examples.support.cli import positive
+from examples.support.data import sequences
 
 SOLVED_LOSS = 0.01
-# Window of validations from the first good one on, and how many of them may
-# be worse.
+# A task is solved at the first good validation of a window in which at most
+# so many are worse.
 SOLVED_WINDOW, SOLVED_EXCEPTIONS = 10, 2
 # Held-out sequences are the same for every seed and every network.
 VALIDATION_SEED, TEST_SEED = 1_000_003, 2_000_003
 VALIDATION_BATCHES, TEST_BATCHES = 8, 32
 
 # The paper's table: updates until solved, or the loss after 100,000.
+PAPER_MODELS = ("armin", "lstm", "ntm", "dnc", "sam", "tardis", "awta")
 PAPER = {
-    "copy": {
-        "armin": 7_600,
-        "lstm": 0.359,
-        "ntm": 12_400,
-        "dnc": 0.429,
-        "sam": 0.321,
-        "tardis": 0.451,
-        "awta": 0.410,
-    },
-    "repeat-copy": {
-        "armin": 67_800,
-        "lstm": 0.016,
-        "ntm": 0.014,
-        "dnc": 0.053,
-        "sam": 0.064,
-        "tardis": 0.166,
-        "awta": 0.297,
-    },
-    "recall": {
-        "armin": 0.052,
-        "lstm": 0.325,
-        "ntm": 19_600,
-        "dnc": 0.338,
-        "sam": 0.326,
-        "tardis": 0.330,
-        "awta": 0.336,
-    },
-    "sort-columnwise": {
-        "armin": 33_400,
-        "lstm": 37_000,
-        "ntm": 0.012,
-        "dnc": 34_400,
-        "sam": 78_000,
-        "tardis": 62_600,
-        "awta": 71_400,
-    },
+    "copy": (7_600, 0.359, 12_400, 0.429, 0.321, 0.451, 0.410),
+    "repeat-copy": (67_800, 0.016, 0.014, 0.053, 0.064, 0.166, 0.297),
+    "recall": (0.052, 0.325, 19_600, 0.338, 0.326, 0.330, 0.336),
+    "sort-columnwise": (33_400, 37_000, 0.012, 34_400, 78_000, 62_600, 71_400),
 }
+# Settings in which a run may differ from the paper's.
+_UNIMPORTANT = ("seed", "deterministic")
 
 PRESETS = {
     "quick": "short sequences, a few minutes",
     "paper": "batches of 1, RMSprop, up to 100,000 updates",
     "best": "what worked best here",
 }
-RELEASED = {
-    "units": 100,
-    "slots": 50,
-    "memory_dim": 32,
-    "cell": "algorithmic",
-    "addressing": "relaxed",
-    "temperature": 2.0,
-    "final_temperature": 0.3,
+RELEASED = (
+    "--units 100 --slots 50 --memory-dim 32 --cell algorithmic --addressing "
+    "relaxed --temperature 2 --final-temperature 0.3 --annealing 8000 "
+    "--epoch-updates 200 "
+)
+ADAM = "--optimizer adam --learning-rate 1e-3 --cosine --batch-size 16 "
+# A slot for each step of the longest sequence of the copy task, 22 of them:
+# with 20 slots the last of ten vectors was never learned.
+QUICK = "--updates 2000 --epoch-updates 100 --annealing 1300 --slots 24 "
+QUICK_SIZES = {
+    "copy": "length=1:10",
+    "repeat-copy": "length=1:4 repeats=1:4",
+    "recall": "items=2:3",
+    "sort": "items=8",
+    "sort-columnwise": "items=8",
 }
+RMSPROP = "--optimizer rmsprop --learning-rate 1e-4 --batch-size 1 "
 # The sizes of the other networks; SAB is not in the paper's table.
-_HEADS = {
-    "units": 120,
-    "slots": 128,
-    "memory_dim": 20,
-    "learn_initial_state": True,
-}
-SIZES = {
-    "lstm": {"units": 300},
-    "ln-lstm": {"units": 300},
-    "ntm": _HEADS,
-    "dnc": _HEADS,
-    "sam": _HEADS,
-    "tardis": {"units": 120, "key_dim": 5, "learn_initial_state": True},
-    "awta": {"key_dim": 5},
-    "sab": {"units": 128, "slots": 100, "top_k": 5},
-}
-ADAM = {
-    "optimizer": "adam",
-    "learning_rate": 1e-3,
-    "cosine": True,
-    "batch_size": 16,
-}
-# Matching by content needs reads without noise at first: noise would hide the
-# match.
-CONTENT = {
-    "addressing": "soft",
-    "content_addressing": True,
-    "temperature": 1.0,
+HEADS = "--units 120 --slots 128 --memory-dim 20 --learn-initial-state"
+PAPER_SIZES = {
+    "lstm": "--units 300",
+    "ln-lstm": "--units 300",
+    "ntm": HEADS,
+    "dnc": HEADS,
+    "sam": HEADS,
+    "tardis": "--units 120 --key-dim 5 --learn-initial-state",
+    "awta": "--key-dim 5",
+    "sab": "--units 128 --slots 100 --top-k 5",
 }
 BEST = {
-    "recall": {
-        **CONTENT,
-        "final_temperature": 0.1,
-        "annealing": 10_000,
-        "updates": 14_000,
-    },
+    # Matching by content starts without noise, which would hide the match.
+    "recall": "--addressing soft --content-addressing --temperature 1 "
+    "--final-temperature 0.1 --annealing 10000 --updates 14000",
     # With a slot for each item the memory is full when the answer begins: an
-    # item that is read is overwritten, and so crossed off.
-    # Telling close priorities apart needs sharp reads from the start; the
-    # learning rate of the other tasks would then undo what was learned.
-    "sort": {
-        **CONTENT,
-        "temperature": 0.1,
-        "final_temperature": 0.01,
-        "annealing": 16_000,
-        "updates": 16_000,
-        "slots": 40,
-        "batch_size": 32,
-        "learning_rate": 5e-4,
-    },
-}
-QUICK_SIZES = {
-    "copy": ["length=1:10"],
-    "repeat-copy": ["length=1:4", "repeats=1:4"],
-    "recall": ["items=2:3"],
-    "sort": ["items=8"],
-    "sort-columnwise": ["items=8"],
+    # item that is read is overwritten, and so crossed off. Telling close
+    # priorities apart needs sharp reads from the start; the learning rate of
+    # the other tasks would then undo what was learned.
+    "sort": "--addressing soft --content-addressing --temperature 0.1 "
+    "--final-temperature 0.01 --annealing 16000 --updates 16000 --slots 40 "
+    "--batch-size 32 --learning-rate 5e-4",
 }
 
 
-def preset_values(arguments):
+def preset_options(arguments):
     if arguments.preset == "quick":
-        values = {**RELEASED, **ADAM, "updates": 2_000, "epoch_updates": 100}
-        values.update(sizes=QUICK_SIZES[arguments.task], annealing=1_300)
-        # A slot for each step of the longest sequence, 22 of them: with 20
-        # slots the last vector of ten was never learned.
-        values.update(slots=24, bands=2)
-    elif arguments.preset == "paper":
-        values = {
-            **RELEASED,
-            "optimizer": "rmsprop",
-            "learning_rate": 1e-4,
-            "batch_size": 1,
-            "updates": 100_000,
-            "epoch_updates": 200,
-            "annealing": 8_000,
-        }
-        values.update(SIZES.get(arguments.model, {}))
-    else:
-        values = {
-            **RELEASED,
-            **ADAM,
-            "updates": 20_000,
-            "epoch_updates": 200,
-            "annealing": 8_000,
-            **BEST.get(arguments.task, {}),
-        }
-    return values
+        sizes = QUICK_SIZES[arguments.task]
+        return f"{RELEASED} {ADAM} {QUICK} --bands 2 --sizes {sizes}"
+    if arguments.preset == "paper":
+        sizes = PAPER_SIZES.get(arguments.model, "")
+        return f"{RELEASED} {RMSPROP} --updates 100000 {sizes}"
+    best = BEST.get(arguments.task, "")
+    return f"{RELEASED} {ADAM} --updates 20000 {best}"
 
 
 def parse_arguments(argv):
-    parser = command_line.parser(__doc__, PRESETS)
-    parser.add_argument(
-        "--task", choices=sequences.TASKS, default="copy", help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--bounds",
-        choices=("released", "paper"),
-        default="released",
-        help="sizes of the released code, or one larger as in the paper",
+    parser = cli.parser(__doc__)
+    cli.add_options(
+        parser,
+        "task",
+        {
+            "task": (tuple(sequences.TASKS), "copy", "the task"),
+            "bounds": (
+                ("released", "paper"),
+                "released",
+                "sizes of the released code, or one larger as in the paper",
+            ),
+            "updates": (positive, None, "at most, in whole epochs"),
+            "epoch_updates": (positive, None, "updates between validations"),
+            "bands": (positive, 4, "bands of sizes, which save padding"),
+            "optimizer": (("adam", "rmsprop"), None, "the optimizer"),
+            "cosine": (bool, False, "decay the learning rate to a twentieth"),
+        },
     )
     parser.add_argument(
         "--sizes",
@@ -206,57 +136,35 @@ def parse_arguments(argv):
         metavar="NAME=LOW:HIGH",
         help="other sizes, such as length=1:20 repeats=5",
     )
-    parser.add_argument(
-        "--test-sizes",
-        nargs="*",
-        default=[],
-        metavar="NAME=LOW:HIGH",
-        help="after training, also try these",
-    )
-    parser.add_argument(
-        "--updates", type=positive, help="at most, rounded up to whole epochs"
-    )
-    parser.add_argument(
-        "--epoch-updates", type=positive, help="from validation to validation"
-    )
-    parser.add_argument(
-        "--bands",
-        type=positive,
-        default=4,
-        help="parts into which sizes are cut to save padding (%(default)s)",
-    )
-    parser.add_argument(
-        "--optimizer", choices=("adam", "rmsprop"), help="what updates weights"
-    )
-    parser.add_argument(
-        "--cosine",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="let the learning rate fall to a twentieth",
-    )
-    arguments = command_line.parse(parser, argv, preset_values)
+    cli.add_run_options(parser, PRESETS)
+    networks.add_options(parser)
+    arguments = cli.parse(parser, argv, preset_options)
     arguments.epoch_updates = min(arguments.epoch_updates, arguments.updates)
     if arguments.output is None:
-        arguments.output = command_line.default_folder(
-            arguments.task, arguments
-        )
+        arguments.output = cli.default_folder(arguments.task, arguments)
     return arguments
 
 
 def paper_figure(arguments):
-    """The paper's entry for these settings, None where it has none."""
-    same = models.as_in_the_paper(arguments, preset_values(arguments))
-    if arguments.preset != "paper" or arguments.sizes or not same:
+    """The paper's figure, None unless all settings are the paper's."""
+    task, model, variant = arguments.task, arguments.model, arguments.variant
+    command = (
+        f"--preset paper --task {task} --model {model} --variant {variant}"
+    )
+    paper = cli.settings(parse_arguments(command.split()))
+    ours = cli.settings(arguments)
+    same = all(ours[x] == paper[x] for x in paper if x not in _UNIMPORTANT)
+    if not (same and networks.is_released(arguments) and task in PAPER):
         return None
-    return PAPER.get(arguments.task, {}).get(arguments.model)
+    return dict(zip(PAPER_MODELS, PAPER[task])).get(model)
 
 
-def make_task(arguments, sizes, option="--sizes"):
+def make_task(arguments):
+    task = sequences.TASKS[arguments.task](bounds=arguments.bounds)
     try:
-        task = sequences.TASKS[arguments.task](bounds=arguments.bounds)
-        return task.with_sizes(**dict(map(_parse_size, sizes)))
+        return task.with_sizes(**dict(map(_parse_size, arguments.sizes)))
     except ValueError as error:
-        raise training.RunError(f"{option}: {error}") from None
+        raise cli.RunError(f"--sizes: {error}") from None
 
 
 def _parse_size(text):
@@ -271,21 +179,8 @@ def _parse_size(text):
 
 
 def build_model(task, arguments):
-    layer = models.build(arguments, return_sequences=True, name="memory")
-    model = keras.Sequential(
-        [
-            keras.Input((None, task.inputs)),
-            layer,
-            keras.layers.Dense(task.outputs, name="logits"),
-        ]
-    )
-    model.compile(
-        make_optimizer(arguments),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        weighted_metrics=[BitsWrong(name="bits_wrong")],
-        jit_compile=training.compiled_by_xla(many_shapes=True),
-    )
-    return model
+    layer = networks.build(arguments, return_sequences=True, name="memory")
+    return networks.bit_model(task, layer, make_optimizer(arguments))
 
 
 def make_optimizer(arguments):
@@ -296,14 +191,14 @@ def make_optimizer(arguments):
         )
     if arguments.optimizer == "adam":
         return keras.optimizers.Adam(rate, global_clipnorm=1.0)
-    # Epsilon stands under the root here, and beside it in the authors' torch.
+    # Keras adds epsilon under the root, the authors' torch outside it.
     return keras.optimizers.RMSprop(
         rate, rho=0.95, momentum=0.9, epsilon=1e-16, clipvalue=10.0
     )
 
 
 def held_out(task, arguments, seed, count):
-    """Sequences that training does not see, in batches."""
+    """Batches of sequences that are not used for training."""
     bands = arguments.bands
     return sequences.batches(task, 32, bands=bands, seed=seed).take(count)
 
@@ -319,55 +214,37 @@ def solved_at(history, epoch_updates):
     return None
 
 
-def discrete(model, task, arguments):
-    """The model with argmax reads; differs from one trained with soft reads."""
-    if getattr(arguments, "addressing", None) != "soft":
+def with_argmax_reads(model, task, arguments):
+    """The model itself, or a copy if it was trained with soft reads."""
+    if arguments.addressing != "soft":
         return model
     # Soft reads have no noise, and so no weight for its scale.
-    discrete_reads = {"addressing": "hard", "noise_scale": 0.0}
-    twin = build_model(
-        task, argparse.Namespace(**{**vars(arguments), **discrete_reads})
-    )
-    twin.set_weights(model.get_weights())
-    return twin
+    discrete = {**vars(arguments), "addressing": "hard", "noise_scale": 0.0}
+    copy = build_model(task, argparse.Namespace(**discrete))
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 def test(model, task, arguments):
     """Loss per bit and share of faultless answers on new sequences."""
-    losses, right = [], []
     batches = held_out(task, arguments, TEST_SEED, TEST_BATCHES)
-    for inputs, targets, weights in batches.as_numpy_iterator():
-        logits = model.predict_on_batch(inputs)
-        loss, share = answers.judge(logits, targets, weights)
-        losses.append(loss)
-        right.append(share)
-    return float(np.mean(losses)), float(np.mean(right))
-
-
-def draw_memory(model, inputs, weights, title, path):
-    """What is read and written during a sequence; a line at the answer."""
-    trace = keras_armin.trace_memory(model.get_layer("memory"), inputs)
-    ax = keras_armin.plot_memory(trace, title=title)
-    start = int((weights[0] > 0).argmax())
-    ax.axvline(start - 0.5, color="black", linewidth=1, linestyle="--")
-    ax.figure.savefig(path, dpi=100)
+    return sequences.score(model, batches.as_numpy_iterator())
 
 
 def main(argv=None):
     """Returns the result line as a dict."""
     arguments = parse_arguments(argv)
     matplotlib.use("Agg")
-    training.seed_everything(arguments.seed, arguments.deterministic)
-    task = make_task(arguments, arguments.sizes)
-    others = other_tasks(arguments)
+    runs.seed_everything(arguments.seed, arguments.deterministic)
+    task = make_task(arguments)
     model = build_model(task, arguments)
     model.summary()
-    run = training.Run.of(arguments)
+    run = runs.Run.of(arguments)
 
     def solved(history):
-        return solved_at(history, arguments.epoch_updates) is not None
+        return solved_at(history, arguments.epoch_updates)
 
-    out_of_time = command_line.out_of_time(arguments)
+    out_of_time = cli.out_of_time(arguments)
     history = run.train(
         model,
         lambda first_step: sequences.batches(
@@ -386,25 +263,23 @@ def main(argv=None):
         stop_when=lambda history: solved(history) or out_of_time(history),
     )
     run.restore_best(model)
-    reader = discrete(model, task, arguments)
-    loss, right = test(reader, task, arguments)
-    show(reader, task, arguments, run)
+    tested = with_argmax_reads(model, task, arguments)
+    loss, right = test(tested, task, arguments)
+    show(tested, task, arguments, run)
+    last_losses = [logs["val_loss"] for logs in history[-10:]]
     result = {
         "task": arguments.task,
         "sizes": task.sizes,
         "model": arguments.model,
         "preset": arguments.preset,
-        "parameters": training.parameters(model),
-        "solved_at": solved_at(history, arguments.epoch_updates),
+        "parameters": networks.parameters(model),
+        "solved_at": solved(history),
         "paper": paper_figure(arguments),
         "updates": run.epoch * arguments.epoch_updates,
         "best_validation_loss": run.best_value("val_loss"),
-        "last_validation_losses": round(
-            float(np.mean([logs["val_loss"] for logs in history[-10:]])), 5
-        ),
+        "last_validation_losses": round(float(np.mean(last_losses)), 5),
         "test_loss": round(loss, 5),
         "test_right": round(right, 4),
-        **test_others(reader, others, arguments),
         "seconds": round(run.seconds),
         "backend": keras.backend.backend(),
         "seed": arguments.seed,
@@ -413,36 +288,23 @@ def main(argv=None):
     return result
 
 
-def other_tasks(arguments):
-    """The task at each of `--test-sizes`."""
-    return {
-        size: make_task(arguments, [*arguments.sizes, size], "--test-sizes")
-        for size in arguments.test_sizes
-    }
-
-
-def test_others(model, tasks, arguments):
-    found = {}
-    for size, task in tasks.items():
-        loss, right = test(model, task, arguments)
-        found[size] = {"loss": round(loss, 5), "right": round(right, 4)}
-    return {"other_sizes": found} if found else {}
-
-
 def show(model, task, arguments, run):
-    """Show an answer in bits, the reads and writes, and the learning curve."""
-    batch = sequences.one_batch(task, 1, TEST_SEED)
-    inputs, targets, weights = (array.numpy() for array in batch)
-    logits = model.predict_on_batch(inputs)
-    answers.print_answer(logits, targets, weights, rows=20)
-    if arguments.model in models.WITH_MEMORY:
-        path = run.folder / "memory.png"
-        draw_memory(model, inputs, weights, arguments.task, path)
-    curves.save_panels(
+    """Prints an answer, and draws reads, writes and the learning curve."""
+    batch = [x.numpy() for x in sequences.one_batch(task, 1, TEST_SEED)]
+    sequences.print_answer(model, batch, rows=20)
+    if arguments.model in networks.WITH_MEMORY:
+        inputs, _, weights = batch
+        plotting.draw_memory(
+            model.get_layer("memory"),
+            inputs,
+            run.folder / "memory.png",
+            title=arguments.task,
+            answer=int((weights[0] > 0).argmax()),
+        )
+    plotting.draw_curves(
         {arguments.task: {arguments.model: [run.history]}},
         "val_loss",
         run.folder / "curve.png",
-        x="updates",
         updates_per_epoch=arguments.epoch_updates,
         log_scale=True,
         target=SOLVED_LOSS,
@@ -450,5 +312,5 @@ def show(model, task, arguments, run):
 
 
 if __name__ == "__main__":
-    with training.explained_errors():
+    with runs.explained_errors():
         main()

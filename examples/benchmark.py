@@ -24,25 +24,28 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import matplotlib
 
-from examples.support import benchmark_plots
-from examples.support import contenders
-from examples.support import peak_memory
-from examples.support import timing
+from examples.support import benchmarking
+from examples.support import cli
+from examples.support import plotting
+from examples.support.benchmarking import FUSED
+from examples.support.benchmarking import LSTM
+from examples.support.benchmarking import PLAIN
+from examples.support.benchmarking import TORCH_LSTM
+from examples.support.benchmarking import XLA
 
 INPUTS = 128
-# Those of the copy task.
-ALGORITHMIC_INPUTS = 10
+ALGORITHMIC_INPUTS = 10  # those of the copy task
+SYMBOLS = 50
 
-# Sizes for each benchmark: those of the table, then those that are varied one
-# at a time.
+# Sizes of each benchmark, and those that are varied one at a time.
 SETTINGS = {
     "train": {"units": 250, "slots": 20, "batch": 128, "time": 50},
     "memory": {"units": 128, "slots": 20, "batch": 64, "time": 200},
     "inference": {"units": 500, "slots": 8, "batch": 1, "time": 500},
     "scaling": {"units": 32, "slots": 20, "batch": 4, "time": 1000},
-    # Every network with its own sizes.
-    "networks": {"batch": 1, "time": 100},
+    "networks": {"batch": 1, "time": 100},  # each has its own other sizes
 }
 VARIED = {
     "train": {"units": [64, 125, 250], "slots": [5, 20, 100]},
@@ -59,84 +62,65 @@ QUICK = {
     "networks": {"batch": [1]},
 }
 SMALL = {"units": 8, "batch": 2, "time": 10}
-SYMBOLS = 50
 
 
-def training_times(setting, repeats, title):
-    calls = contenders.training_steps(
-        setting["units"],
-        setting["slots"],
-        INPUTS,
-        setting["batch"],
-        setting["time"],
-    )
-    best, _ = timing.best_times(calls, repeats, title)
+def training_times(repeats, title, units, slots, batch, time):
+    layers = benchmarking.layers(units, slots, INPUTS)
+    calls = benchmarking.training_steps(layers, batch, time, INPUTS)
+    best, _ = benchmarking.best_times(calls, repeats, title)
     return {name: 1e3 * seconds for name, seconds in best.items()}
 
 
-def peak_memories(setting, repeats, title):
-    """The smallest of several processes: what else they hold varies."""
-    names = [contenders.FUSED, contenders.PLAIN, contenders.LSTM]
-    if contenders.BACKEND == "torch":
-        names.append(contenders.TORCH_LSTM)
+def peak_memories(repeats, title, units, slots, batch, time):
+    """The smallest of several processes, whose other memory varies."""
+    names = [FUSED, PLAIN, LSTM]
+    if benchmarking.BACKEND == "torch":
+        names.append(TORCH_LSTM)
     print(title)
     bar = keras.utils.Progbar(len(names) * repeats, unit_name="process")
     found = {}
     for name in names:
         for _ in range(repeats):
-            size = peak_memory.measure(
-                name,
-                setting["units"],
-                setting["slots"],
-                INPUTS,
-                setting["batch"],
-                setting["time"],
+            size = benchmarking.peak_memory(
+                name, units, slots, INPUTS, batch, time
             )
             found[name] = min(found.get(name, size / 1e6), size / 1e6)
             bar.add(1)
     return found
 
 
-def inference_times(setting, repeats, title):
-    """Microseconds per step: a given sequence, and a generated one."""
-    units, slots, time = setting["units"], setting["slots"], setting["time"]
-    runs = contenders.inference_runs(
-        units, slots, INPUTS, setting["batch"], time
-    )
-    generators = contenders.generators(units, slots, INPUTS, SYMBOLS, time)
-    calls = {f"{name}, sequence": call for name, call in runs.items()}
-    for name, call in generators.items():
+def inference_times(repeats, title, units, slots, batch, time):
+    """Microseconds per step of a given sequence, and of a generated one."""
+    layers = benchmarking.layers(units, slots, INPUTS)
+    del layers[PLAIN]
+    given = benchmarking.inference_runs(layers, batch, time, INPUTS)
+    generated = benchmarking.generators(units, slots, INPUTS, SYMBOLS, time)
+    calls = {f"{name}, sequence": call for name, call in given.items()}
+    for name, call in generated.items():
         calls[f"{name}, generating"] = call
-    best, _ = timing.best_times(calls, repeats, title)
+    best, _ = benchmarking.best_times(calls, repeats, title)
     return {name: 1e6 * seconds / time for name, seconds in best.items()}
 
 
-def scaling_times(setting, repeats, title):
+def scaling_times(repeats, title, units, slots, batch, time):
     """Microseconds of a training step per time step; seconds to compile."""
-    calls = contenders.training_steps(
-        setting["units"],
-        setting["slots"],
-        INPUTS,
-        setting["batch"],
-        setting["time"],
-        only=[contenders.FUSED],
-    )
-    best, first = timing.best_times(calls, repeats, title, warm_up=1)
+    layers = {FUSED: benchmarking.layers(units, slots, INPUTS)[FUSED]}
+    calls = benchmarking.training_steps(layers, batch, time, INPUTS)
+    best, first = benchmarking.best_times(calls, repeats, title, warm_up=1)
     found = {}
     for name, seconds in best.items():
-        found[f"{name}, us a time step"] = 1e6 * seconds / setting["time"]
-        found[f"{name}, s longer the first time"] = max(
-            0.0, first[name] - seconds
-        )
+        found[f"{name}, us a time step"] = 1e6 * seconds / time
+        longer = max(0.0, first[name] - seconds)
+        found[f"{name}, s longer the first time"] = longer
     return found
 
 
-def network_times(setting, repeats, title):
-    """Every network of the package, at the sizes of the paper."""
-    calls = contenders.network_training_steps(
-        ALGORITHMIC_INPUTS, setting["batch"], setting["time"]
+def network_times(repeats, title, batch, time):
+    """Every network of the package, with the sizes of the paper."""
+    calls = benchmarking.training_steps(
+        benchmarking.networks(), batch, time, ALGORITHMIC_INPUTS
     )
-    best, _ = timing.best_times(calls, repeats, title)
+    best, _ = benchmarking.best_times(calls, repeats, title)
     return {name: 1e3 * seconds for name, seconds in best.items()}
 
 
@@ -150,9 +134,9 @@ MEASURES = {
 
 
 def measure(question, repeats=None, quick=False, small=False):
-    """All points of a question, as what `--json` writes."""
-    function, unit, least = MEASURES[question]
-    repeats = repeats or least
+    """All points of a benchmark, as `--json` writes them."""
+    function, unit, default_repeats = MEASURES[question]
+    repeats = repeats or default_repeats
     base = dict(SETTINGS[question])
     if small:
         base.update({k: v for k, v in SMALL.items() if k in base})
@@ -161,10 +145,8 @@ def measure(question, repeats=None, quick=False, small=False):
     for name, values in varied.items():
         for value in values:
             setting = {**base, name: value}
-            title = f"{question}: " + ", ".join(
-                f"{name} {value}" for name, value in setting.items()
-            )
-            found = function(setting, repeats, title)
+            sizes = ", ".join(f"{k} {v}" for k, v in setting.items())
+            found = function(repeats, f"{question}: {sizes}", **setting)
             print(table(found, unit))
             points.append({"varied": name, **setting, "found": found})
     return {
@@ -178,7 +160,7 @@ def measure(question, repeats=None, quick=False, small=False):
 
 
 def table(found, unit):
-    """Values, and each relative to the best LSTM and the reference loop."""
+    """Values, also relative to the best LSTM and the reference loop."""
     lines = [f"  {'':34} {unit:>12}"]
     for name, value in found.items():
         line = f"  {name:34} {value:12.1f}"
@@ -187,14 +169,12 @@ def table(found, unit):
         lstm = [v for k, v in found.items() if "LSTM" in k and kind in k]
         if lstm:
             line += f"   {value / min(lstm):5.2f} x the best LSTM"
-        if contenders.FUSED in found and contenders.PLAIN not in found:
-            # With XLA as with XLA.
-            xla = contenders.XLA if name.endswith(contenders.XLA) else ""
-            armin = found[contenders.FUSED + xla]
+        if PLAIN in found:
+            plain = min(v for k, v in found.items() if PLAIN in k)
+            line += f"   {value / plain:5.2f} x the reference loop"
+        elif FUSED in found:
+            armin = found[FUSED + (XLA if name.endswith(XLA) else "")]
             line += f"   {value / armin:5.2f} x ARMIN"
-        if contenders.PLAIN in found:
-            plain = min(v for k, v in found.items() if contenders.PLAIN in k)
-            line += f"   {value / plain:5.2f} x the plain ARMIN"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -205,11 +185,11 @@ def read_results(path):
     except (OSError, ValueError) as error:
         raise SystemExit(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(result, dict) or "points" not in result:
-        raise SystemExit(f"{path} is not a file that `--json` has written.")
+        raise SystemExit(f"{path} was not written by `--json`.")
     return result
 
 
-def parse(arguments):
+def parse_arguments(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -217,39 +197,34 @@ def parse(arguments):
     for question in MEASURES:
         command = commands.add_parser(question)
         command.add_argument(
-            "--repeats", type=int, help="runs to take the best of"
+            "--repeats", type=cli.positive, help="runs to take the best of"
         )
         command.add_argument("--quick", action="store_true", help="fewer sizes")
-        command.add_argument(
-            "--small", action="store_true", help="tiny sizes, with --quick"
-        )
+        command.add_argument("--small", action="store_true", help="tiny sizes")
         command.add_argument("--json", help="file to write the numbers to")
         command.add_argument("--plot", help="file to write the picture to")
     plot = commands.add_parser("plot")
-    plot.add_argument("results", nargs="+", help="files of `--json`")
+    plot.add_argument("results", nargs="+", help="files written by `--json`")
     plot.add_argument("--plot", required=True)
-    options = parser.parse_args(arguments)
-    repeats = getattr(options, "repeats", None)
-    if repeats is not None and repeats < 1:
-        parser.error(f"--repeats must be at least 1, not {options.repeats}")
-    return options
+    return parser.parse_args(argv)
 
 
-def main(arguments=None):
-    options = parse(arguments)
-    if options.command == "plot":
-        results = [read_results(path) for path in options.results]
+def main(argv=None):
+    arguments = parse_arguments(argv)
+    matplotlib.use("Agg")
+    if arguments.command == "plot":
+        results = [read_results(path) for path in arguments.results]
         if len({result["question"] for result in results}) > 1:
-            raise SystemExit("`plot` takes files that answer one question.")
-        benchmark_plots.draw(results, options.plot)
+            raise SystemExit("`plot` takes files of one benchmark.")
+        plotting.draw_benchmark(results, arguments.plot)
         return
     result = measure(
-        options.command, options.repeats, options.quick, options.small
+        arguments.command, arguments.repeats, arguments.quick, arguments.small
     )
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(result, indent=1))
-    picture = options.plot or f"{options.command}-{result['backend']}.png"
-    benchmark_plots.draw([result], picture)
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1))
+    picture = arguments.plot or f"{arguments.command}-{result['backend']}.png"
+    plotting.draw_benchmark([result], picture)
     print(f"The picture is in {picture}.")
 
 

@@ -13,12 +13,10 @@ character on held-out text, generates a sample, and draws the learning curve and
 the slots that were read.
 
 The quick look trains on the source code of Python's standard library and needs
-no download. The paper's presets have its sizes and are meant for an
-accelerator; they have not been run to the end here. Results are in
+no download. The paper's presets are meant for an accelerator and have not been
+run to the end here. The last tenth of `--updates` uses a tenth of the learning
+rate; a run that `--minutes` ends earlier skips it. Results are in
 examples/RESULTS.md.
-
-A run ends after `--updates`, the last tenth of which use a tenth of the
-learning rate. A run that `--minutes` ends earlier skips that phase.
 """
 
 import argparse
@@ -26,7 +24,6 @@ import math
 import pathlib
 import statistics
 import sys
-import time
 import zlib
 
 # Lets the script run from anywhere, without the examples being installed.
@@ -35,20 +32,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import keras
 import matplotlib
 import numpy as np
-from keras import ops
 
 import keras_armin
-from examples.support import command_line
+from examples.support import cli
 from examples.support import distribution
 from examples.support import exporting
-from examples.support import models
-from examples.support import text
-from examples.support import text_plots
-from examples.support import training
-from examples.support.command_types import at_least_zero
-from examples.support.command_types import positive
-from examples.support.command_types import rate
-from examples.support.command_types import zero_or_more
+from examples.support import networks
+from examples.support import plotting
+from examples.support import runs
+from examples.support.cli import positive
+from examples.support.data import text
 
 # Global norm for gradients of a loss summed over time. The loss here is a mean:
 # see `build_model`.
@@ -63,91 +56,43 @@ PRESETS = {
     "paper-light": "Penn Treebank, the paper's light network and setting",
     "paper-enwik8": "enwik8, two layers, as in the paper",
 }
-_COMMON = {"layer_norm": True, "learning_rate": 2e-3, "layers": 1}
+_COMMON = "--layer-norm --learning-rate 2e-3 --layers 1"
+# 200 passes, with a validation after each.
+_PAPER_PTB = (
+    "--data ptb --updates 53000 --epoch-updates 265 --zoneout 0.3 "
+    "--zoneout-hidden 0.1"
+)
 _SETTINGS = {
-    "quick": {
-        "data": "stdlib",
-        "units": 100,
-        "slots": 10,
-        "steps": 50,
-        "batch_size": 32,
-        "updates": 600,
-        "epoch_updates": 100,
-        "validation_chars": 50_000,
-        "test_chars": 20_000,
-        "zoneout": 0.0,
-    },
-    "ptb-small": {
-        "data": "ptb",
-        "units": 200,
-        "slots": 10,
-        "steps": 150,
-        "batch_size": 32,
-        "updates": 10_000,
-        "epoch_updates": 200,
-        "validation_chars": 100_000,
-        "zoneout": 0.1,
-        "zoneout_hidden": 0.05,
-    },
-    "paper-ptb": {
-        "data": "ptb",
-        "units": 800,
-        "slots": 20,
-        "steps": 150,
-        "batch_size": 128,
-        "updates": 53_000,  # 200 passes
-        "epoch_updates": 265,  # a pass
-        "zoneout": 0.3,
-        "zoneout_hidden": 0.1,
-    },
-    "paper-light": {
-        "data": "ptb",
-        "units": 500,
-        "slots": 5,
-        "steps": 50,
-        "batch_size": 384,
-        "updates": 53_000,  # 200 passes
-        "epoch_updates": 265,  # a pass
-        "zoneout": 0.3,
-        "zoneout_hidden": 0.1,
-    },
-    "paper-enwik8": {
-        "data": "enwik8",
-        "layers": 2,
-        "embedding": 256,
-        "units": 800,
-        "slots": 20,
-        "steps": 150,
-        "batch_size": 128,
-        "learning_rate": 1e-3,
-        "updates": 164_000,  # 35 passes
-        "epoch_updates": 1000,
-        "zoneout": 0.3,
-        "zoneout_hidden": 0.05,
-    },
+    "quick": "--data stdlib --units 100 --slots 10 --steps 50 --batch-size 32 "
+    "--updates 600 --epoch-updates 100 --validation-chars 50000 "
+    "--test-chars 20000",
+    "ptb-small": "--data ptb --units 200 --slots 10 --steps 150 "
+    "--batch-size 32 --updates 10000 --epoch-updates 200 "
+    "--validation-chars 100000 --zoneout 0.1 --zoneout-hidden 0.05",
+    "paper-ptb": f"{_PAPER_PTB} --units 800 --slots 20 --steps 150 "
+    "--batch-size 128",
+    "paper-light": f"{_PAPER_PTB} --units 500 --slots 5 --steps 50 "
+    "--batch-size 384",
+    # 35 passes.
+    "paper-enwik8": "--data enwik8 --layers 2 --embedding 256 --units 800 "
+    "--slots 20 --steps 150 --batch-size 128 --learning-rate 1e-3 "
+    "--updates 164000 --epoch-updates 1000 --zoneout 0.3 "
+    "--zoneout-hidden 0.05",
 }
-# Where the LSTM has other settings. Except in the paper's own comparisons its
-# units are those that give it ARMIN's number of parameters.
-_LSTM_SETTINGS = {
-    "quick": {"units": 186},
-    "ptb-small": {"units": 372},
-    "paper-ptb": {"units": 1024, "zoneout": 0.5},
-    "paper-light": {
-        "units": 1024,
-        "batch_size": 128,
-        "updates": 159_400,  # 200 passes
-        "epoch_updates": 797,  # a pass
-        "zoneout": 0.5,
-    },
-    "paper-enwik8": {"units": 1492, "zoneout": 0.3},
-}
-# Likewise for the paper's other networks, in its first table.
+# Settings of other networks. Except in the paper's own comparisons, the LSTM
+# has as many parameters as ARMIN.
 _OTHER_SETTINGS = {
-    "ntm": {"slots": 50},
-    "tardis": {"units": 1000, "key_dim": 100},
-    "awta": {"key_dim": 100},
+    ("quick", "ln-lstm"): "--units 186",
+    ("ptb-small", "ln-lstm"): "--units 372",
+    ("paper-ptb", "ln-lstm"): "--units 1024 --zoneout 0.5",
+    ("paper-light", "ln-lstm"): "--units 1024 --batch-size 128 "
+    "--updates 159400 --epoch-updates 797 --zoneout 0.5",
+    ("paper-enwik8", "ln-lstm"): "--units 1492 --zoneout 0.3",
+    ("paper-ptb", "ntm"): "--slots 50",
+    ("paper-ptb", "tardis"): "--units 1000 --key-dim 100",
+    ("paper-ptb", "awta"): "--key-dim 100",
 }
-# Bits per character on the test text, as the paper has them.
+# Bits per character on the test text in the paper.
 _PAPER_BPC = {
     ("paper-ptb", "armin"): 1.198,
     ("paper-ptb", "ln-lstm"): 1.24,
@@ -161,57 +106,29 @@ _PAPER_BPC = {
 }
 # Settings that have to be the paper's for its figure to apply.
 _COMPARED = ("data", "units", "slots", "layers", "steps", "batch_size")
-# Options that matter only after training.
-_AFTERWARDS = (
-    "test_chars",
-    "sample",
-    "sample_temperature",
-    "sample_top_k",
-    "prompt",
-    "export",
-    "export_format",
-)
 
 
-def preset_values(arguments):
-    values = {**_COMMON, **_SETTINGS[arguments.preset]}
-    if arguments.model == "ln-lstm":
-        values.update(_LSTM_SETTINGS[arguments.preset])
-    elif arguments.preset == "paper-ptb":
-        values.update(_OTHER_SETTINGS.get(arguments.model, {}))
-    return values
+def preset_options(arguments):
+    preset, model = arguments.preset, arguments.model
+    other = _OTHER_SETTINGS.get((preset, model), "")
+    return f"{_COMMON} {_SETTINGS[preset]} {other}"
 
 
 def paper_bpc(arguments):
     """The paper's figure for these settings, None where it has none."""
-    values = preset_values(arguments)
-    if any(values[name] != getattr(arguments, name) for name in _COMPARED):
+    preset, model = arguments.preset, arguments.model
+    paper = parse_arguments(["--preset", preset, "--model", model])
+    same = all(getattr(arguments, x) == getattr(paper, x) for x in _COMPARED)
+    if not (same and networks.is_released(arguments)):
         return None
-    released = arguments.variant == "released"
-    if arguments.model in models.WITH_VARIANTS and not released:
-        return None
-    return _PAPER_BPC.get((arguments.preset, arguments.model))
-
-
-@keras.saving.register_keras_serializable(package="keras_armin_examples")
-class BitsPerCharacter(keras.metrics.Mean):
-    """Mean cross-entropy of the next character, in bits."""
-
-    def __init__(self, name="bpc", **kwargs):
-        super().__init__(name=name, **kwargs)
-
-    def update_state(self, targets, logits, sample_weight=None):
-        nats = ops.sparse_categorical_crossentropy(
-            targets, logits, from_logits=True
-        )
-        return super().update_state(nats / math.log(2), sample_weight)
+    return _PAPER_BPC.get((preset, model))
 
 
 def build_model(arguments, symbols, batch_size, updates):
-    """Logits of the next character at each character, state carried.
+    """Predicts the next character at each character, and carries its state.
 
-    Between two layers a projection keeps the second one's inputs as narrow as
-    the first one's.
+    A projection between two layers makes the inputs of the second one as
+    narrow as those of the first.
     """
     ids = keras.Input(batch_shape=(batch_size, None), dtype="int32", name="ids")
     reset = keras.Input(batch_shape=(batch_size,), dtype="bool", name="reset")
@@ -226,66 +143,36 @@ def build_model(arguments, symbols, batch_size, updates):
             x = keras.layers.Dense(
                 arguments.embedding, name=f"inputs_{number}"
             )(x)
-        x = _dropout(arguments, number)(x)
         x = _recurrent_layer(arguments, number)(x, reset=reset)
-    x = _dropout(arguments, arguments.layers + 1)(x)
     logits = keras.layers.Dense(symbols, name="logits")(x)
     model = keras.Model({"ids": ids, "reset": reset}, logits)
+    learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [updates - updates // 10],
+        [arguments.learning_rate, 0.1 * arguments.learning_rate],
+    )
     model.compile(
         keras.optimizers.Adam(
-            _learning_rate(arguments, updates),
+            learning_rate,
             epsilon=1e-8,
             global_clipnorm=CLIP / arguments.steps,
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        weighted_metrics=[BitsPerCharacter()],
+        weighted_metrics=[networks.BitsPerCharacter()],
     )
     return model
 
 
-def _learning_rate(arguments, updates):
-    return keras.optimizers.schedules.PiecewiseConstantDecay(
-        [updates - updates // 10],
-        [arguments.learning_rate, 0.1 * arguments.learning_rate],
-    )
-
-
 def _recurrent_layer(arguments, number):
-    # Layers with one seed would have the same noise.
+    # Layers with the same seed would have the same noise.
     options = argparse.Namespace(**vars(arguments))
     options.seed += 1000 * number
-    return models.build(
+    return networks.build(
         options, stateful=True, return_sequences=True, name=f"layer_{number}"
     )
 
 
-def _dropout(arguments, number):
-    return keras.layers.Dropout(
-        arguments.dropout, seed=arguments.seed + 1000 * number + 500
-    )
-
-
-class Speed(keras.callbacks.Callback):
-    """Logs the milliseconds an update took, validation not counted."""
-
-    def __init__(self, updates):
-        super().__init__()
-        self.updates = updates
-        self._started = self._ended = None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._started, self._ended = time.perf_counter(), None
-
-    def on_test_begin(self, logs=None):
-        self._ended = time.perf_counter()
-
-    def on_epoch_end(self, epoch, logs=None):
-        seconds = (self._ended or time.perf_counter()) - self._started
-        logs["ms_per_update"] = 1000 * seconds / self.updates
-
-
 def train(run, model, corpus, arguments, sections, updates):
-    """Train in sections of `updates`, each of which ends with a validation."""
+    """Trains in sections of `updates`, each of which ends with a validation."""
     batch_size, steps = arguments.batch_size, arguments.steps
     valid = corpus.valid[: arguments.validation_chars]
     return run.train(
@@ -295,8 +182,11 @@ def train(run, model, corpus, arguments, sections, updates):
         steps_per_epoch=updates,
         validation_data=text.one_pass(valid, batch_size, steps),
         monitor="val_bpc",
-        stop_when=command_line.out_of_time(arguments),
-        callbacks=[keras_armin.callbacks.ValidationState(), Speed(updates)],
+        stop_when=cli.out_of_time(arguments),
+        callbacks=[
+            keras_armin.callbacks.ValidationState(),
+            runs.Speed(updates),
+        ],
     )
 
 
@@ -308,7 +198,7 @@ def single_lane(model, arguments, symbols):
 
 
 def evaluate(single, ids):
-    """Bits per character of a whole text, read from its beginning."""
+    """Bits per character of a whole text."""
     steps = min(TEST_STEPS, len(ids) - 1)
     print(f"\ntest on {len(ids) - 1:,} characters")
     found = single.evaluate(
@@ -319,38 +209,24 @@ def evaluate(single, ids):
     return found["bpc"]
 
 
-def feed(single, ids, reset=False):
-    """Logits after each of these characters."""
-    logits = single.predict_on_batch(
-        {"ids": np.array([ids], "int32"), "reset": np.array([reset])}
-    )
-    return np.asarray(logits[0], "float64")
-
-
-def export(model, corpus, arguments):
-    exporting.export(
-        model, corpus.vocabulary, arguments.export, arguments.export_format
-    )
-    print(
-        f"\nexported; to try it, run: python "
-        f"examples/serve_char_lm.py --model {arguments.export}"
-    )
+def batch_of(ids, reset=False):
+    return {"ids": np.array([ids], "int32"), "reset": np.array([reset])}
 
 
 def draw_reads(single, corpus, path):
-    """Draw the slots read in the test text, once the memory is full."""
+    """Draws the slots read in the test text, once the memory is full."""
     known = min(TEST_STEPS, len(corpus.test) // 2)
     shown = corpus.test[known : known + PICTURE_CHARACTERS]
-    feed(single, corpus.test[:known], reset=True)
-    inputs = {"ids": np.array([shown], "int32"), "reset": np.array([False])}
+    single.predict_on_batch(batch_of(corpus.test[:known], reset=True))
     traces = []
-    # In this order: a layer's inputs come from the layer below, which moves
-    # on while it makes them.
+    # From the bottom up: computing the inputs of a layer advances the state of
+    # the layer below.
     for layer in memory_layers(single):
         below = single.get_layer(layer.name.replace("layer", "inputs"))
-        sequences = keras.Model(single.input, below.output)(inputs)
-        traces.append(keras_armin.trace_memory(layer, sequences))
-    text_plots.draw_reads(traces, [corpus.decode([i]) for i in shown], path)
+        inputs = keras.Model(single.input, below.output)(batch_of(shown))
+        traces.append(keras_armin.trace_memory(layer, inputs))
+    characters = [corpus.decode([i]) for i in shown]
+    plotting.draw_text_reads(traces, characters, path)
 
 
 def memory_layers(model):
@@ -361,114 +237,52 @@ def memory_layers(model):
     ]
 
 
+_TEXT_OPTIONS = {
+    "data": (str, None, f"{', '.join(text.CORPORA)} or a text file"),
+    "data_dir": (
+        pathlib.Path,
+        pathlib.Path("runs/data"),
+        "where ptb and enwik8 are, or are downloaded to",
+    ),
+    "validation_chars": (positive, None, "characters to validate on"),
+    "steps": (positive, None, "characters after which to truncate gradients"),
+    "updates": (positive, None, "updates in all"),
+    "epoch_updates": (positive, None, "updates between validations"),
+    "layers": (positive, None, "number of recurrent layers"),
+    "embedding": (positive, 128, "size of the character embedding"),
+}
+# Options that matter only after training.
+_RESULT_OPTIONS = {
+    "test_chars": (positive, None, "characters to test on"),
+    "sample": (cli.at_least_zero, 300, "characters to generate, 0 for none"),
+    "sample_temperature": (cli.not_negative, 0.8, "temperature, 0 for argmax"),
+    "sample_top_k": (positive, None, "sample from the likeliest characters"),
+    "prompt": (str, None, "text to continue (default: start of the test text)"),
+    "export": (pathlib.Path, None, "export to this folder for serve_char_lm"),
+    "export_format": (exporting.FORMATS, exporting.FORMATS[0], "its format"),
+}
+
+
 def parse_arguments(argv):
-    parser = command_line.parser(__doc__, PRESETS)
-    data = parser.add_argument_group("text")
-    data.add_argument(
-        "--data",
-        help=f"{', '.join(text.CORPORA)} or the path of a text file",
-    )
-    data.add_argument(
-        "--data-dir",
-        type=pathlib.Path,
-        default=pathlib.Path("runs/data"),
-        help="where ptb and enwik8 are, or are downloaded to (default: "
-        "%(default)s)",
-    )
-    data.add_argument(
-        "--validation-chars",
-        type=positive,
-        help="number of characters to validate on (default: all)",
-    )
-    data.add_argument(
-        "--test-chars",
-        type=positive,
-        help="number of characters to test on (default: all)",
-    )
-    training_options = parser.add_argument_group("training on text")
-    training_options.add_argument(
-        "--steps",
-        type=positive,
-        help="characters after which gradients are truncated",
-    )
-    training_options.add_argument(
-        "--updates", type=positive, help="updates in all"
-    )
-    training_options.add_argument(
-        "--epoch-updates",
-        type=positive,
-        help="updates between validations; the run is saved after each",
-    )
-    network = parser.add_argument_group("network for text")
-    network.add_argument(
-        "--layers",
-        type=int,
-        choices=(1, 2),
-        help="number of stacked recurrent layers",
-    )
-    network.add_argument(
-        "--embedding",
-        type=positive,
-        default=128,
-        help="size of the character embedding (default: %(default)s)",
-    )
-    network.add_argument(
-        "--dropout",
-        type=rate,
-        default=0.0,
-        help="dropout rate before and after each recurrent layer "
-        "(default: %(default)s)",
-    )
-    sample = parser.add_argument_group("generated text")
-    sample.add_argument(
-        "--sample",
-        type=at_least_zero,
-        default=300,
-        help="characters to generate, 0 for none (default: %(default)s)",
-    )
-    sample.add_argument(
-        "--sample-temperature",
-        type=zero_or_more,
-        default=0.8,
-        help="sampling temperature; 0 takes the likeliest (default: "
-        "%(default)s)",
-    )
-    sample.add_argument(
-        "--sample-top-k",
-        type=positive,
-        help="sample from this many likeliest characters (default: all)",
-    )
-    sample.add_argument(
-        "--prompt",
-        help="text to continue (default: the start of the test text)",
-    )
-    _add_export(parser.add_argument_group("export"))
+    parser = cli.parser(__doc__)
+    cli.add_options(parser, "text", _TEXT_OPTIONS)
+    cli.add_options(parser, "results", _RESULT_OPTIONS)
+    cli.add_run_options(parser, PRESETS)
+    networks.add_options(parser)
     distribution.add_options(parser)
-    return command_line.parse(parser, argv, preset_values)
-
-
-def _add_export(group):
-    group.add_argument(
-        "--export",
-        type=pathlib.Path,
-        metavar="FOLDER",
-        help="export the trained network for examples/serve_char_lm.py; with "
-        "--resume also that of a complete run",
-    )
-    group.add_argument(
-        "--export-format",
-        choices=exporting.FORMATS,
-        default=exporting.FORMATS[0],
-        help="(default: %(default)s)",
-    )
+    arguments = cli.parse(parser, argv, preset_options)
+    if arguments.output is None:
+        task = f"char_lm-{pathlib.Path(arguments.data).stem}"
+        arguments.output = cli.default_folder(task, arguments)
+    return arguments
 
 
 def main(argv=None):
     arguments = parse_arguments(argv)
     if arguments.model == "lstm":
-        raise training.RunError(
-            "--model lstm cannot be told when a text restarts. The same "
-            "network that can is --model ln-lstm --no-layer-norm."
+        raise cli.RunError(
+            "--model lstm cannot reset its state where a text begins again. "
+            "--model ln-lstm --no-layer-norm is the same network and can."
         )
     if arguments.export:
         exporting.check_tools(arguments.export_format)
@@ -478,21 +292,12 @@ def main(argv=None):
 
 def run_on(engine, arguments):
     matplotlib.use("Agg")
-    training.seed_everything(arguments.seed, arguments.deterministic)
+    runs.seed_everything(arguments.seed, arguments.deterministic)
     corpus = load_text(arguments)
     prompt = corpus.encode((arguments.prompt or "").encode(), "--prompt")
     updates = min(arguments.epoch_updates, arguments.updates)
     sections = math.ceil(arguments.updates / updates)
-    run = training.Run(
-        arguments.output
-        or command_line.default_folder(
-            f"char_lm-{pathlib.Path(arguments.data).stem}", arguments
-        ),
-        run_settings(arguments, corpus),
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        engine=engine,
-    )
+    run = runs.Run.of(arguments, engine, run_settings(arguments, corpus))
 
     def build(batch_size):
         symbols = len(corpus.vocabulary)
@@ -508,28 +313,39 @@ def run_on(engine, arguments):
         return
     run.restore_best(model)
     if arguments.export:
-        export(model, corpus, arguments)
-    text_plots.draw_curve(history, updates, run.folder / "curve.png")
+        exporting.export(
+            model, corpus.vocabulary, arguments.export, arguments.export_format
+        )
+    path = run.folder / "curve.png"
+    plotting.draw_training(history, "bpc", "bits per character", path, updates)
     show(run, model, corpus, prompt, arguments, updates)
 
 
 def load_text(arguments):
     corpus = text.load(arguments.data, arguments.data_dir)
     sizes = arguments.batch_size, arguments.steps
-    text.lanes(corpus.train, *sizes, what="The training text")
+    text.lanes(corpus.train, *sizes, name="The training text")
     valid = corpus.valid[: arguments.validation_chars]
-    text.lanes(valid, *sizes, what="The validation text")
+    text.lanes(valid, *sizes, name="The validation text")
     print(
         f"{arguments.data}: {len(corpus.train):,} characters to train on, "
         f"{len(corpus.valid):,} to validate, {len(corpus.test):,} to test; "
         f"{len(corpus.vocabulary)} symbols; "
-        f"{text.chunks(corpus.train, *sizes):,} updates a pass"
+        f"{text.chunks(corpus.train, *sizes):,} updates per pass"
     )
     return corpus
 
 
+def run_settings(arguments, corpus):
+    """Everything that determines the results of a run, the text included."""
+    settings = cli.settings(arguments)
+    for name in _RESULT_OPTIONS:
+        del settings[name]
+    return {**settings, "text": f"{zlib.crc32(corpus.train):08x}"}
+
+
 def show(run, model, corpus, prompt, arguments, updates):
-    """Test the network, and let it generate text."""
+    """Tests the network, draws its reads, and generates text."""
     single = single_lane(model, arguments, len(corpus.vocabulary))
     tested = corpus.test[: arguments.test_chars and arguments.test_chars + 1]
     test_bpc = evaluate(single, tested)
@@ -540,13 +356,14 @@ def show(run, model, corpus, prompt, arguments, updates):
         # The first includes compilation.
         [logs["ms_per_update"] for logs in run.history[1:] or run.history]
     )
+    characters = arguments.batch_size * arguments.steps
     run.finish(
         {
             "task": "character language model",
             "data": arguments.data,
             "preset": arguments.preset,
             "model": arguments.model,
-            "parameters": training.parameters(model),
+            "parameters": networks.parameters(model),
             "units": arguments.units,
             "slots": arguments.slots if memory_layers(model) else None,
             "layers": arguments.layers,
@@ -559,21 +376,11 @@ def show(run, model, corpus, prompt, arguments, updates):
             "test_characters": len(tested) - 1,
             "seconds": round(run.seconds),
             "ms_per_update": round(ms_per_update, 1),
-            "characters_per_second": round(
-                1000 * arguments.batch_size * arguments.steps / ms_per_update
-            ),
+            "characters_per_second": round(1000 * characters / ms_per_update),
             "backend": keras.backend.backend(),
             "seed": arguments.seed,
         }
     )
-
-
-def run_settings(arguments, corpus):
-    """Everything that determines the results of a run, the text included."""
-    settings = command_line.settings(arguments)
-    for name in _AFTERWARDS:
-        del settings[name]
-    return {**settings, "text": f"{zlib.crc32(corpus.train):08x}"}
 
 
 def show_sample(single, corpus, prompt, arguments):
@@ -589,10 +396,10 @@ def show_sample(single, corpus, prompt, arguments):
         arguments.sample_top_k,
         arguments.seed,
     )
-    print("\nwritten by the network, from the bar on:\n")
+    print("\ngenerated by the network, after the bar:\n")
     print(f"{corpus.decode(prompt)}|{corpus.decode(written)}")
 
 
 if __name__ == "__main__":
-    with training.explained_errors():
+    with runs.explained_errors():
         main()

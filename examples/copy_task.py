@@ -10,12 +10,10 @@ repeated without a wrong bit, with discrete argmax reads. Results are in
 examples/RESULTS.md.
 """
 
-import argparse
 import json
 import math
 import pathlib
 import sys
-import time
 
 # Lets the script run from anywhere, without the examples being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -25,11 +23,11 @@ import matplotlib
 import numpy as np
 
 import keras_armin
-from examples.support import answers
-from examples.support import sequences
-from examples.support import training
-from examples.support.command_types import positive
-from examples.support.metrics import BitsWrong
+from examples.support import cli
+from examples.support import networks
+from examples.support import plotting
+from examples.support import runs
+from examples.support.data import sequences
 
 WIDTH = 8
 SOLVED_LOSS = 0.01
@@ -44,47 +42,30 @@ def build_model(max_length, units, memory_dim, updates, seed):
 
     The memory holds the whole input with both flags, `max_length + 2` rows.
     """
-    # From two thirds of the updates on, reads are almost discrete.
-    temperature = keras.optimizers.schedules.PolynomialDecay(
-        2.0, decay_steps=max(1, updates * 2 // 3), end_learning_rate=0.3
-    )
-    model = keras.Sequential(
-        [
-            keras.Input((None, WIDTH + 2)),
-            keras_armin.ARMIN(
-                units,
-                memory_slots=max_length + 2,
-                memory_dim=memory_dim,
-                addressing="relaxed",
-                temperature=temperature,
-                state_activation="tanh",
-                output_activation=None,
-                write_inputs=True,
-                write_activation=None,
-                noise_scale=1.0,
-                recency_addressing=False,
-                unit_gate_bias=False,
-                learn_initial_state=True,
-                return_sequences=True,
-                seed=seed,
-                name="armin",
-            ),
-            keras.layers.Dense(WIDTH, name="logits"),
-        ]
+    layer = keras_armin.ARMIN(
+        units,
+        memory_slots=max_length + 2,
+        memory_dim=memory_dim,
+        addressing="relaxed",
+        # From two thirds of the updates on, reads are almost discrete.
+        temperature=networks.annealed(2.0, 0.3, max(1, updates * 2 // 3)),
+        state_activation="tanh",
+        output_activation=None,
+        write_inputs=True,
+        write_activation=None,
+        noise_scale=1.0,
+        recency_addressing=False,
+        unit_gate_bias=False,
+        learn_initial_state=True,
+        return_sequences=True,
+        seed=seed,
+        name="armin",
     )
     learning_rate = keras.optimizers.schedules.CosineDecay(
         1e-3, decay_steps=updates, alpha=0.05
     )
-    model.compile(
-        keras.optimizers.Adam(learning_rate, global_clipnorm=1.0),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        weighted_metrics=[BitsWrong(name="bits_wrong")],
-        # XLA takes seconds to compile for each of the many shapes.
-        jit_compile=False
-        if keras.backend.backend() == "tensorflow"
-        else "auto",
-    )
-    return model
+    optimizer = keras.optimizers.Adam(learning_rate, global_clipnorm=1.0)
+    return networks.bit_model(sequences.copy(width=WIDTH), layer, optimizer)
 
 
 def one_length(batch_size, length, seed):
@@ -94,27 +75,42 @@ def one_length(batch_size, length, seed):
     return [array.numpy() for array in batch]
 
 
+def batches(max_length, batch_size, seed, bands=5, first_step=0):
+    """An endless dataset of sequences of all lengths, more often long ones."""
+    return sequences.batches(
+        sequences.copy(width=WIDTH).with_sizes(length=(1, max_length)),
+        batch_size,
+        bands=bands,
+        favour_long=True,
+        seed=seed,
+        first_step=first_step,
+    )
+
+
 def check_every_length(model, max_length, seed):
-    """Test new sequences of each length with argmax reads.
+    """Tests new sequences of each length with argmax reads.
 
     Returns the mean loss per bit and the share of sequences without a wrong
-    bit, each length weighted equally.
+    bit. All lengths have equal weight.
     """
-    losses, right = [], []
     longest = one_length(1, max_length, seed)[0].shape[1]
-    for length in range(1, max_length + 1):
-        inputs, targets, weights = one_length(
-            SEQUENCES_PER_LENGTH, length, seed
+
+    def padded(batch):
+        # One shape for all lengths, so that one graph is compiled.
+        steps = batch[0].shape[1]
+        inputs, targets, weights = (
+            np.pad(x, [(0, 0), (0, longest - steps), (0, 0)][: x.ndim])
+            for x in batch
         )
-        # One shape for all lengths, so that one graph is compiled. The zeros
-        # at the end come too late to matter.
-        padding = ((0, 0), (0, longest - inputs.shape[1]), (0, 0))
-        logits = model.predict_on_batch(np.pad(inputs, padding))
-        logits = logits[:, : inputs.shape[1]]
-        loss, share = answers.judge(logits, targets, weights)
-        losses.append(loss)
-        right.append(share)
-    return float(np.mean(losses)), float(np.mean(right))
+        return inputs, targets, weights * (longest / steps)
+
+    return sequences.score(
+        model,
+        (
+            padded(one_length(SEQUENCES_PER_LENGTH, length, seed))
+            for length in range(1, max_length + 1)
+        ),
+    )
 
 
 class StopWhenSolved(keras.callbacks.Callback):
@@ -137,57 +133,28 @@ class StopWhenSolved(keras.callbacks.Callback):
 
 
 def show_answer(model, length, seed):
-    """Print a target and the network's output side by side, as bits."""
-    inputs, targets, weights = one_length(1, length, seed)
-    logits = model.predict(inputs, verbose=0)
-    answers.print_answer(logits, targets, weights)
-
-
-def draw_memory(model, length, seed, path):
-    """Draw what is read and written while one sequence is copied."""
-    inputs, _, _ = one_length(1, length, seed)
-    trace = keras_armin.trace_memory(model.get_layer("armin"), inputs)
-    ax = keras_armin.plot_memory(
-        trace, title=f"copying {length} vectors, answer from the dashed line"
-    )
-    ax.axvline(length + 1.5, color="black", linewidth=1, linestyle="--")
-    ax.figure.savefig(path, dpi=120)
+    """Prints a target and the network's output side by side, as bits."""
+    sequences.print_answer(model, one_length(1, length, seed))
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    sizes = (
-        ("--max-length", 49, "vectors in the longest sequence"),
-        ("--units", 100, "hidden units"),
-        ("--memory-dim", 32, "width of a memory slot"),
-        ("--batch-size", 16, "sequences per update"),
-    )
-    for name, default, meaning in sizes:
-        parser.add_argument(
-            name,
-            type=positive,
-            default=default,
-            help=f"{meaning} (default: {default})",
-        )
-    parser.add_argument(
-        "--updates",
-        type=positive,
-        default=4500,
-        help="maximum updates, in steps of 100 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=1,
-        help="seed of weights, data and noise (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("runs/copy_task"),
-        help="folder for the model, the log and the picture",
+    parser = cli.parser(__doc__)
+    cli.add_options(
+        parser,
+        "settings",
+        {
+            "max_length": (cli.positive, 49, "vectors in the longest sequence"),
+            "units": (cli.positive, 100, "hidden units"),
+            "memory_dim": (cli.positive, 32, "width of a memory slot"),
+            "batch_size": (cli.positive, 16, "sequences per update"),
+            "updates": (cli.positive, 4500, "at most, in steps of 100"),
+            "seed": (int, 1, "seed of weights, data and noise"),
+            "output": (
+                pathlib.Path,
+                pathlib.Path("runs/copy_task"),
+                "folder for the model, the log and the picture",
+            ),
+        },
     )
     return parser.parse_args(argv)
 
@@ -196,53 +163,48 @@ def main(argv=None):
     """Returns whether the task was solved."""
     arguments = parse_arguments(argv)
     matplotlib.use("Agg")
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    keras.utils.set_random_seed(arguments.seed)
     max_length, seed = arguments.max_length, arguments.seed
+    updates = arguments.updates
+    runs.seed_everything(seed)
 
-    task = sequences.copy(width=WIDTH).with_sizes(length=(1, max_length))
-    bands = {"bands": 5, "favour_long": True}
-    batches = sequences.batches(task, arguments.batch_size, seed=seed, **bands)
-    validation = sequences.batches(task, 32, seed=seed + 1, **bands).take(10)
     model = build_model(
-        max_length,
-        arguments.units,
-        arguments.memory_dim,
-        arguments.updates,
-        seed,
+        max_length, arguments.units, arguments.memory_dim, updates, seed
     )
     model.summary()
-
-    steps = min(UPDATES_PER_EPOCH, arguments.updates)
-    started = time.monotonic()
-    history = model.fit(
-        batches,
-        epochs=math.ceil(arguments.updates / steps),
+    run = runs.Run(arguments.output, cli.settings(arguments), overwrite=True)
+    steps = min(UPDATES_PER_EPOCH, updates)
+    run.train(
+        model,
+        lambda first_step: batches(
+            max_length, arguments.batch_size, seed, first_step=first_step
+        ),
+        epochs=math.ceil(updates / steps),
         steps_per_epoch=steps,
-        validation_data=validation,
-        callbacks=[
-            StopWhenSolved(max_length, seed),
-            keras.callbacks.CSVLogger(str(arguments.output / "log.csv")),
-        ],
-        shuffle=False,
-        verbose=1 if sys.stdout.isatty() else 2,
+        validation_data=batches(max_length, 32, seed + 1).take(10),
+        monitor="val_loss",
+        callbacks=[StopWhenSolved(max_length, seed)],
     )
-    seconds = time.monotonic() - started
 
     loss, share = check_every_length(model, max_length, seed=seed + 10)
     solved = loss < SOLVED_LOSS and share >= SOLVED_SHARE
     length = min(20, max_length)
     show_answer(model, length, seed + 10)
-    draw_memory(model, length, seed + 10, arguments.output / "memory.png")
+    plotting.draw_memory(
+        model.get_layer("armin"),
+        one_length(1, length, seed + 10)[0],
+        arguments.output / "memory.png",
+        title=f"copying {length} vectors, answer from the dashed line",
+        answer=length + 2,
+    )
     model.save(arguments.output / "model.keras")
     result = {
         "task": f"copy 1..{max_length}",
         "solved": solved,
         "argmax_loss": round(loss, 5),
         "sequences_right": round(share, 4),
-        "updates": len(history.epoch) * steps,
-        "seconds": round(seconds),
-        "parameters": training.parameters(model),
+        "updates": run.epoch * steps,
+        "seconds": round(run.seconds),
+        "parameters": networks.parameters(model),
         "backend": keras.backend.backend(),
         "seed": seed,
     }

@@ -27,16 +27,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import keras
 import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
 
 import keras_armin
-from examples.support import command_line
-from examples.support import curves
+from examples.support import cli
 from examples.support import distribution
-from examples.support import models
-from examples.support import pixels
-from examples.support import training
-from examples.support.command_types import positive
+from examples.support import networks
+from examples.support import plotting
+from examples.support import runs
+from examples.support.cli import positive
+from examples.support.data import pixels
 
 PAPER_ACCURACY = {
     "armin": 0.943,
@@ -54,90 +53,58 @@ PRESETS = {
     "mnist-short": "MNIST for a few epochs",
     "paper": "MNIST as in the authors' released code, 150 epochs",
 }
-_DIGITS = {
-    "data": "digits",
-    "batch_size": 32,
-    "learning_rate": 3e-3,
-    "decay": "cosine",
-}
-_MNIST = {"data": "mnist", "batch_size": 128}
+_DIGITS = "--data digits --batch-size 32 --learning-rate 3e-3 --decay cosine"
+_MNIST = "--data mnist --batch-size 128"
 SETTINGS = {
-    "quick": {**_DIGITS, "epochs": 20},
-    "digits": {**_DIGITS, "epochs": 100},
-    "mnist-14": {
-        "data": "mnist-14",
-        "batch_size": 128,
-        "training_images": 32_000,
-        "epochs": 4,
-        "learning_rate": 1e-3,
-        "decay": "step",
-    },
-    "mnist-short": {
-        **_MNIST,
-        "epochs": 3,
-        "learning_rate": 2e-3,
-        "decay": "cosine",
-    },
-    "paper": {
-        **_MNIST,
-        "epochs": 150,
-        "learning_rate": 1e-3,
-        "decay": "step",
-    },
+    "quick": f"{_DIGITS} --epochs 20",
+    "digits": f"{_DIGITS} --epochs 100",
+    "mnist-14": "--data mnist-14 --batch-size 128 --training-images 32000 "
+    "--epochs 4 --learning-rate 1e-3 --decay step",
+    "mnist-short": f"{_MNIST} --epochs 3 --learning-rate 2e-3 --decay cosine",
+    "paper": f"{_MNIST} --epochs 150 --learning-rate 1e-3 --decay step",
 }
-_28_BY_28 = {"units": 100, "slots": 28, "memory_dim": 28}
+_28_BY_28 = "--units 100 --slots 28 --memory-dim 28"
 NETWORKS = {
-    "armin": {**_28_BY_28, "cell": "pixels"},
-    "lstm": {"units": 128},
-    "ln-lstm": {"units": 128, "layer_norm": True},
+    "armin": f"{_28_BY_28} --cell pixels",
+    "lstm": "--units 128",
+    "ln-lstm": "--units 128 --layer-norm",
     "ntm": _28_BY_28,
     "dnc": _28_BY_28,
     "sam": _28_BY_28,
-    "tardis": {**_28_BY_28, "key_dim": 25, "learn_initial_state": True},
-    "awta": {**_28_BY_28, "key_dim": 25, "cell": "pixels"},
+    "tardis": f"{_28_BY_28} --key-dim 25 --learn-initial-state",
+    "awta": f"{_28_BY_28} --key-dim 25 --cell pixels",
     # As many states as the others have slots, over all of MNIST.
-    "sab": {
-        "units": 128,
-        "slots": 28,
-        "store_every": 28,
-        "truncate_every": 28,
-        "top_k": 5,
-    },
+    "sab": "--units 128 --slots 28 --store-every 28 --truncate-every 28 "
+    "--top-k 5",
 }
 # Learned fastest of the settings tried on the digits. On 14 x 14 pixels it
 # stayed at chance, so MNIST uses the defaults.
-_FAST = {"addressing": "relaxed", "temperature": 0.5, "layer_norm": True}
+_FAST = "--addressing relaxed --temperature 0.5 --layer-norm"
 # For long sequences: the same reads in training and at inference, spread over
 # all slots.
-_LONG = {
-    "noise_scale": 0.0,
-    "recency_addressing": True,
-    "unit_gate_bias": True,
-    "cell": "long",
-}
-# A digit has 64 steps.
-_EVERY_FEW = {"store_every": 4, "truncate_every": 8}
-WITH_TEMPERATURE = ("armin", "tardis", "awta")
-# What the network has beside that in a preset.
+_LONG = "--noise-scale 0 --recency-addressing --unit-gate-bias --cell long"
+_SAB_ON_DIGITS = "--store-every 4 --truncate-every 8"  # a digit has 64 steps
+_SAMPLED = "--released-temperature --sampled-reads"
+# Further settings of a network in a preset.
 EXTRAS = {
     ("quick", "armin"): _FAST,
     ("digits", "armin"): _FAST,
-    # With 90 units as many parameters as the LSTM's 128 have.
-    ("mnist-14", "armin"): {**_LONG, "units": 90},
+    # With 90 units it has as many parameters as the LSTM with 128.
+    ("mnist-14", "armin"): f"{_LONG} --units 90",
     ("mnist-short", "armin"): _LONG,
-    ("quick", "sab"): _EVERY_FEW,
-    ("digits", "sab"): _EVERY_FEW,
-    **{
-        ("paper", model): {"released_temperature": True, "sampled_reads": True}
-        for model in WITH_TEMPERATURE
-    },
+    ("quick", "sab"): _SAB_ON_DIGITS,
+    ("digits", "sab"): _SAB_ON_DIGITS,
+    ("paper", "armin"): _SAMPLED,
+    ("paper", "tardis"): _SAMPLED,
+    ("paper", "awta"): _SAMPLED,
 }
-# From step 600 of MNIST on: more are too narrow to be told apart.
+WITH_TEMPERATURE = ("armin", "tardis", "awta")
+# Of the 784 steps of MNIST only the last are drawn: more would be too narrow.
 STEPS_SHOWN = 184
 
 
 class AlwaysSampling(keras.Model):
-    """Evaluates in training mode: without dropout this means sampled reads."""
+    """Keeps sampling reads in evaluation, by running in training mode."""
 
     def call(self, inputs, training=None, mask=None):
         return super().call(inputs, training=True, mask=mask)
@@ -145,7 +112,7 @@ class AlwaysSampling(keras.Model):
 
 def build_model(arguments, steps, updates_per_epoch):
     pixel = keras.Input((steps, 1))
-    x = models.build(arguments, name="recurrent")(pixel)
+    x = networks.build(arguments, name="recurrent")(pixel)
     logits = keras.layers.Dense(
         pixels.CLASSES, kernel_initializer="glorot_normal", name="logits"
     )(x)
@@ -160,7 +127,6 @@ def build_model(arguments, steps, updates_per_epoch):
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         # Several devices may have to pad their last batch.
         weighted_metrics=["accuracy"],
-        jit_compile=training.compiled_by_xla(many_shapes=False),
     )
     return model
 
@@ -191,45 +157,64 @@ def callbacks(arguments):
     ]
 
 
+def preset_options(arguments):
+    preset, model = arguments.preset, arguments.model
+    extras = EXTRAS.get((preset, model), "")
+    return f"{NETWORKS[model]} {SETTINGS[preset]} {extras}"
+
+
 def parse_arguments(argv):
-    parser = command_line.parser(__doc__, PRESETS)
-    parser.add_argument("--data", choices=pixels.DATA_SETS, help="data set")
-    parser.add_argument(
-        "--data-dir",
-        help="folder of TensorFlow Datasets (default: its own default)",
+    parser = cli.parser(__doc__)
+    cli.add_options(
+        parser,
+        "pixels",
+        {
+            "data": (tuple(pixels.DATA_SETS), None, "the data set"),
+            "data_dir": (
+                str,
+                None,
+                "folder of TensorFlow Datasets (default: its own default)",
+            ),
+            "training_images": (
+                positive,
+                None,
+                "number of training images (default: all)",
+            ),
+            "epochs": (positive, None, "passes over the training data"),
+            "decay": (
+                ("none", "step", "cosine"),
+                None,
+                "learning rate: constant; reduced to a tenth after four fifths "
+                "of the epochs; or cosine decay to a twentieth",
+            ),
+            "released_temperature": (
+                bool,
+                False,
+                "armin, tardis, awta: 1 / epoch, as in the released code",
+            ),
+            "sampled_reads": (
+                bool,
+                False,
+                "armin, tardis, awta: keep sampling in validation and test, as "
+                "the released code does; the result then also has the test "
+                "accuracy with argmax reads",
+            ),
+        },
     )
-    parser.add_argument(
-        "--training-images",
-        type=positive,
-        help="number of training images (default: all)",
-    )
-    parser.add_argument(
-        "--epochs", type=positive, help="passes over the training data"
-    )
-    parser.add_argument(
-        "--decay",
-        choices=("none", "step", "cosine"),
-        help="learning rate: constant; reduced to a tenth after four fifths "
-        "of the epochs; or cosine decay to a twentieth",
-    )
-    parser.add_argument(
-        "--released-temperature",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="armin, tardis, awta: 1 / epoch, as in the released code",
-    )
-    parser.add_argument(
-        "--sampled-reads",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="armin, tardis, awta: keep sampling in validation and test, as "
-        "the released code does; the test then also has argmax reads",
-    )
+    cli.add_run_options(parser, PRESETS)
+    networks.add_options(parser)
     distribution.add_options(parser)
-    arguments = command_line.parse(parser, argv, preset_values)
-    tempered = arguments.model in WITH_TEMPERATURE
+    arguments = cli.parse(parser, argv, preset_options)
+    _check(parser, arguments)
+    if arguments.output is None:
+        task = f"pixels-{arguments.data}"
+        arguments.output = cli.default_folder(task, arguments)
+    return arguments
+
+
+def _check(parser, arguments):
     for name in ("released_temperature", "sampled_reads"):
-        if getattr(arguments, name) and not tempered:
+        if getattr(arguments, name) and arguments.model not in WITH_TEMPERATURE:
             parser.error(
                 f"--{name.replace('_', '-')} is for "
                 f"{', '.join(WITH_TEMPERATURE)}, not for {arguments.model}"
@@ -242,47 +227,6 @@ def parse_arguments(argv):
         parser.error(
             "--released-temperature and --annealing exclude each other"
         )
-    if arguments.output is None:
-        what = f"pixels-{arguments.data}"
-        arguments.output = command_line.default_folder(what, arguments)
-    return arguments
-
-
-def preset_values(arguments):
-    return {
-        **NETWORKS[arguments.model],
-        **SETTINGS[arguments.preset],
-        **EXTRAS.get((arguments.preset, arguments.model), {}),
-    }
-
-
-def draw_curve(history, path):
-    """Accuracy while training and on validation, epoch by epoch."""
-    ax = plt.figure(figsize=(6, 3.6), layout="constrained").gca()
-    for label, metric, style in (
-        ("training", "accuracy", ("C0", "--")),
-        ("validation", "val_accuracy", ("C0", "-")),
-    ):
-        runs, styles = {label: [history]}, {label: style}
-        curves.plot_curves(runs, metric, ax, styles=styles)
-    ax.set_ylabel("accuracy")
-    ax.legend(frameon=False)
-    ax.figure.savefig(path, dpi=120)
-    plt.close(ax.figure)
-
-
-def draw_memory(model, image, label, path):
-    """What is read and written at the end of one image."""
-    answer = int(np.argmax(model.predict_on_batch(image)[0]))
-    trace = keras_armin.trace_memory(model.get_layer("recurrent"), image)
-    first = max(0, image.shape[1] - STEPS_SHOWN)
-    trace = keras_armin.MemoryTrace(*(w[:, first:] for w in trace))
-    ax = keras_armin.plot_memory(
-        trace, title=f"a {label}, taken for a {answer}"
-    )
-    ax.xaxis.set_major_formatter(lambda step, _: f"{step + first:.0f}")
-    ax.figure.savefig(path, dpi=100)
-    plt.close(ax.figure)
 
 
 def main(argv=None):
@@ -294,10 +238,10 @@ def main(argv=None):
 
 def run_on(engine, arguments):
     matplotlib.use("Agg")
-    training.seed_everything(arguments.seed, arguments.deterministic)
+    runs.seed_everything(arguments.seed, arguments.deterministic)
     data = pixels.load(arguments.data, arguments.data_dir)
-    some = data.training.part(slice(arguments.training_images))
-    data = data._replace(training=some)
+    training = data.training.part(slice(arguments.training_images))
+    data = data._replace(training=training)
     updates = pixels.updates_per_pass(*data.training, arguments.batch_size)
 
     def build():
@@ -307,7 +251,7 @@ def run_on(engine, arguments):
         model = build()
     engine.prepare(model)
     model.summary()
-    run = training.Run.of(arguments, engine)
+    run = runs.Run.of(arguments, engine)
     run.train(
         model,
         lambda first_step: pixels.training_batches(
@@ -320,7 +264,7 @@ def run_on(engine, arguments):
         ),
         monitor="val_accuracy",
         mode="max",
-        stop_when=command_line.out_of_time(arguments),
+        stop_when=cli.out_of_time(arguments),
         callbacks=callbacks(arguments),
     )
     model = engine.alone(model, build)
@@ -332,7 +276,7 @@ def run_on(engine, arguments):
         "data": arguments.data,
         "model": arguments.model,
         "preset": arguments.preset,
-        "parameters": training.parameters(model),
+        "parameters": networks.parameters(model),
         "epochs": run.epoch,
         "updates": run.epoch * updates,
         "validation_accuracy": run.best_value("val_accuracy", "max"),
@@ -353,36 +297,40 @@ def _accuracy(model, samples):
 
 
 def argmax_accuracy(model, samples, arguments):
-    """Accuracy with argmax reads instead of sampled ones.
-
-    None where the network does not sample when it is tested.
-    """
+    """Accuracy with argmax reads; None unless the test samples reads."""
     if not arguments.sampled_reads:
         return None
     options = argparse.Namespace(**{**vars(arguments), "sampled_reads": False})
-    twin = build_model(options, samples.images.shape[1], 1)
-    twin.set_weights(model.get_weights())
-    return _accuracy(twin, samples)
+    copy = build_model(options, samples.images.shape[1], 1)
+    copy.set_weights(model.get_weights())
+    return _accuracy(copy, samples)
 
 
 def paper_accuracy(arguments):
     """The paper's figure, None where it has none."""
-    if arguments.data != "mnist" or arguments.training_images:
+    all_of_mnist = arguments.data == "mnist" and not arguments.training_images
+    if not (all_of_mnist and networks.is_released(arguments)):
         return None
-    if arguments.model in models.WITH_VARIANTS:
-        released = arguments.variant == "released"
-        return PAPER_ACCURACY.get(arguments.model) if released else None
     return PAPER_ACCURACY.get(arguments.model)
 
 
 def show(model, test, arguments, run):
-    """Draw the learning curve, and the reads and writes for one image."""
-    draw_curve(run.history, run.folder / "curve.png")
-    if arguments.model in models.WITH_MEMORY:
+    """Draws the learning curve, and the reads and writes for one image."""
+    plotting.draw_training(
+        run.history, "accuracy", "accuracy", run.folder / "curve.png"
+    )
+    if arguments.model in networks.WITH_MEMORY:
         image, label = test.images[:1], test.labels[0]
-        draw_memory(model, image, label, run.folder / "memory.png")
+        answer = int(np.argmax(model.predict_on_batch(image)[0]))
+        plotting.draw_memory(
+            model.get_layer("recurrent"),
+            image,
+            run.folder / "memory.png",
+            title=f"a {label}, classified as {answer}",
+            first=max(0, image.shape[1] - STEPS_SHOWN),
+        )
 
 
 if __name__ == "__main__":
-    with training.explained_errors():
+    with runs.explained_errors():
         main()

@@ -40,6 +40,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # By its path, since importing the package imports Keras.
 SAMPLING = runpy.run_path(str(ROOT / "keras_armin" / "sampling.py"))
 PAGE = ROOT / "examples" / "serve_char_lm.html"
+METHODS = {
+    "/": ("GET", "HEAD"),
+    "/model": ("GET", "HEAD"),
+    "/generate": ("POST",),
+}
 MAX_BODY = 16 * 1024
 MAX_PROMPT = 2000
 MAX_LENGTH = 5000
@@ -47,12 +52,11 @@ MAX_TEMPERATURE = 10
 MAX_SEED = 2**53 - 1  # the integers that JavaScript has
 MAX_GENERATIONS = 4
 MAX_CONNECTIONS = 64
-# Seconds after which an idle client is disconnected.
-SECONDS_OF_PATIENCE = 20
-# Read and forgotten of a body that is too large: a client that is cut off
+CLIENT_TIMEOUT = 20  # seconds
+# Bytes to read of a body that is too large: a client that is disconnected
 # while it sends may never see the answer.
 DRAINED = 1024 * 1024
-# The page needs nothing but itself, and may not be part of another.
+# The page needs no other resources, and may not be embedded in another.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src "
     "'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -61,7 +65,7 @@ POLICY = (
 
 
 class Refusal(Exception):
-    """An answer other than what was asked for; the message is for people."""
+    """An HTTP error, with a message for the user."""
 
     def __init__(self, status, message, **headers):
         super().__init__(message)
@@ -69,7 +73,7 @@ class Refusal(Exception):
 
 
 class Order(NamedTuple):
-    """What to write, checked."""
+    """A validated request to generate text."""
 
     prompt: list
     length: int
@@ -79,22 +83,27 @@ class Order(NamedTuple):
 
 
 def parse_order(body, model):
-    """An `Order` from the bytes of a request; a `Refusal` if it is none."""
-    asked = _parse_json(body)
-    unknown = sorted(set(asked) - set(Order._fields))
+    """An `Order` from the body of a request, or a `Refusal`."""
+    request = _parse_json(body)
+    unknown = sorted(set(request) - set(Order._fields))
     if unknown:
         raise Refusal(
             400,
-            f"Unknown: {', '.join(unknown)[:200]}. There are "
+            f"Unknown: {', '.join(unknown)[:200]}. Valid fields: "
             f"{', '.join(Order._fields)}.",
+        )
+    temperature = request.get("temperature", 0.8)
+    if not _is_number(temperature, (int, float), 0, MAX_TEMPERATURE):
+        raise Refusal(
+            400, f"temperature must be a number from 0 to {MAX_TEMPERATURE}."
         )
     symbols = len(model.vocabulary)
     return Order(
-        _prompt(asked.get("prompt"), model),
-        _whole_number(asked, "length", 200, 1, MAX_LENGTH),
-        _temperature(asked.get("temperature", 0.8)),
-        _whole_number(asked, "top_k", symbols, 1, MAX_SEED),
-        _whole_number(asked, "seed", 1, 0, MAX_SEED),
+        _prompt(request.get("prompt"), model),
+        _integer(request, "length", 200, 1, MAX_LENGTH),
+        float(temperature),
+        _integer(request, "top_k", symbols, 1, MAX_SEED),
+        _integer(request, "seed", 1, 0, MAX_SEED),
     )
 
 
@@ -103,7 +112,7 @@ def _parse_json(body):
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        asked = json.loads(body.decode("utf-8"), parse_constant=refuse)
+        request = json.loads(body.decode("utf-8"), parse_constant=refuse)
     except UnicodeDecodeError as error:
         raise Refusal(
             400,
@@ -114,18 +123,16 @@ def _parse_json(body):
         raise Refusal(400, "The request is nested too deeply.") from error
     except ValueError as error:
         raise Refusal(400, f"The request is not JSON: {error}.") from error
-    if not isinstance(asked, dict):
+    if not isinstance(request, dict):
         raise Refusal(400, "The request must be a JSON object.")
-    return asked
+    return request
 
 
 def _prompt(prompt, model):
     if not isinstance(prompt, str):
-        raise Refusal(400, "prompt must be a text.")
+        raise Refusal(400, "prompt must be a string.")
     if not prompt:
-        raise Refusal(
-            400, "prompt is empty: the network needs a character to go on from."
-        )
+        raise Refusal(400, "prompt is empty: it needs at least one character.")
     if len(prompt) > MAX_PROMPT:
         raise Refusal(
             413,
@@ -138,32 +145,24 @@ def _prompt(prompt, model):
         raise Refusal(400, f"prompt: {error}.") from error
 
 
-def _whole_number(asked, name, default, least, most):
-    value = asked.get(name)
+def _integer(request, name, default, low, high):
+    value = request.get(name)
     if value is None:
         return default
-    if type(value) is not int or not least <= value <= most:
-        raise Refusal(
-            400, f"{name} must be a whole number from {least} to {most}."
-        )
+    if not _is_number(value, (int,), low, high):
+        raise Refusal(400, f"{name} must be an integer from {low} to {high}.")
     return value
 
 
-def _temperature(value):
-    right = type(value) in (int, float) and 0 <= value <= MAX_TEMPERATURE
-    if not right:
-        raise Refusal(
-            400, f"temperature must be a number from 0 to {MAX_TEMPERATURE}."
-        )
-    return float(value)
+def _is_number(value, types, low, high):
+    return type(value) in types and low <= value <= high
 
 
 def write(model, order):
-    """Yields what is to be sent: a dict for each byte, those of the prompt
-    first.
+    """Yields a dict for each byte, those of the prompt first.
 
-    A character of several bytes is the text of its last byte, so that a text
-    may be empty.
+    The text of a character of several bytes comes with its last byte; that of
+    the others is empty.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     written = SAMPLING["generate_steps"](
@@ -181,203 +180,150 @@ def write(model, order):
 def _finite_step(model, index, states):
     logits, states, slots = model.step(index, states)
     if not np.isfinite(logits).all():
-        raise ArithmeticError(
-            "The network's numbers have grown beyond all bounds."
-        )
+        raise ArithmeticError("The network's outputs are not finite.")
     return logits, states, slots
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers one client. All that lasts between requests is the model."""
+    """Answers one request. Only the model is shared between requests.
 
-    protocol_version = "HTTP/1.1"  # chunks are not in older ones
+    The base class speaks HTTP/1.0: a connection ends with its response, which
+    therefore needs no length and can be streamed.
+    """
+
     server_version = "serve_char_lm"
     sys_version = ""
-    timeout = SECONDS_OF_PATIENCE
+    timeout = CLIENT_TIMEOUT
     disable_nagle_algorithm = True  # send each character immediately
 
     def handle_one_request(self):
-        # `timeout` is for each single read: byte by byte a client could go on
-        # for hours.
-        self._patience = threading.Timer(
-            SECONDS_OF_PATIENCE, self._stop_reading
-        )
-        self._patience.daemon = True
-        self._patience.start()
+        # `timeout` applies to a single read: a client that sends byte by byte
+        # could otherwise continue for hours.
+        self._timer = threading.Timer(CLIENT_TIMEOUT, self._stop_reading)
+        self._timer.daemon = True
+        self._timer.start()
         try:
             super().handle_one_request()
         finally:
-            self._patience.cancel()
+            self._timer.cancel()
 
     def _stop_reading(self):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RD)
 
-    def do_GET(self):
-        self._answer(self._get)
+    def handle_method(self):
+        # An OSError: the client went away, or took too long.
+        with contextlib.suppress(OSError):
+            try:
+                self._handle()
+            except Refusal as refusal:
+                self._refuse(refusal)
 
-    do_HEAD = do_GET
+    do_GET = do_HEAD = do_POST = handle_method
+    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = handle_method
 
-    def do_POST(self):
-        self._answer(self._post)
-
-    def do_other(self):
-        self._answer(self._refuse_method)
-
-    do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_other
-
-    def _answer(self, way):
-        try:
-            way()
-        except Refusal as refusal:
-            self._refuse(refusal)
-        except OSError:
-            # The client went away, or took too long.
-            self.close_connection = True
-
-    def _path(self):
-        return self.path.split("?")[0]
-
-    def _get(self):
-        path = self._path()
+    def _handle(self):
+        path = self.path.split("?")[0]
+        body = self._body() if self.command == "POST" else b""
+        self._timer.cancel()  # the client has sent everything
+        if path not in METHODS:
+            raise Refusal(404, f"There are only {', '.join(METHODS)}.")
+        if self.command not in METHODS[path]:
+            allowed = ", ".join(METHODS[path])
+            raise Refusal(405, f"{path} takes {allowed}.", Allow=allowed)
         if path == "/":
-            page = PAGE.read_bytes()
-            self._send(200, page, "text/html; charset=utf-8")
+            self._send(200, PAGE.read_bytes(), "text/html; charset=utf-8")
         elif path == "/model":
             self._send_json(200, describe(self.server.model))
-        elif path == "/generate":
-            raise Refusal(405, "Send a POST to /generate.", Allow="POST")
         else:
-            self._refuse_path()
+            self._generate(body)
 
-    def _post(self):
-        if self._path() in ("/", "/model"):
-            self._refuse_method()
-        if self._path() != "/generate":
-            self._refuse_path()
-        body = self._body()
-        self._patience.cancel()  # from here on the server takes the time
-        kind = self.headers.get_content_type()
-        if kind != "application/json":
-            # Also keeps other sites' forms out: they cannot send this type.
+    def _generate(self, body):
+        if self.headers.get_content_type() != "application/json":
+            # Also keeps forms of other sites out: they cannot send this type.
             raise Refusal(415, "Content-Type must be application/json.")
         order = parse_order(body, self.server.model)
         if not self.server.generations.acquire(blocking=False):
             raise Refusal(
                 503,
-                f"{MAX_GENERATIONS} texts are being written already. Try "
-                "again in a moment.",
+                f"{MAX_GENERATIONS} texts are being generated. Try again in a "
+                "moment.",
                 **{"Retry-After": "1"},
             )
         try:
-            self._stream(write(self.server.model, order))
+            self._start(200, "application/x-ndjson; charset=utf-8")
+            for line in _until_error(write(self.server.model, order)):
+                self.wfile.write(json.dumps(line).encode() + b"\n")
         finally:
             self.server.generations.release()
 
-    def _refuse_path(self):
-        raise Refusal(404, "There are only /, /model and /generate.")
-
-    def _refuse_method(self):
-        raise Refusal(
-            405, f"{self.command} is not for here.", Allow="GET, HEAD, POST"
-        )
-
     def _body(self):
-        if "Transfer-Encoding" in self.headers:
-            self.close_connection = True
-            raise Refusal(411, "Send the body with a Content-Length.")
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
-            self.close_connection = True
-            raise Refusal(411, "Content-Length must say how long the body is.")
-        # Python takes its time over a number of thousands of digits.
+        if "Transfer-Encoding" in self.headers or not (
+            length.isascii() and length.isdigit()
+        ):
+            raise Refusal(411, "Send the body with a Content-Length.")
+        # Python is slow to convert thousands of digits.
         if len(length) > 18 or int(length) > MAX_BODY:
             self._drain(int(length[:18]))
-            raise Refusal(413, f"The limit of a request is {MAX_BODY} bytes.")
+            raise Refusal(413, f"A request may have {MAX_BODY} bytes.")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            self.close_connection = True
             raise Refusal(408, "The body ended early, or came too slowly.")
         return body
 
     def _drain(self, length):
-        self.close_connection = True
         left = min(length, DRAINED)
         while left and (some := self.rfile.read1(min(left, 65536))):
             left -= len(some)
 
-    def _stream(self, lines):
-        chunked = self.request_version != "HTTP/1.0"
-        self.send_response(200)
-        self._send_headers("application/x-ndjson; charset=utf-8")
-        if chunked:
-            self.send_header("Transfer-Encoding", "chunked")
-        else:
-            self.close_connection = True
-        self.end_headers()
-        for line in _until_error(lines):
-            data = json.dumps(line).encode() + b"\n"
-            if chunked:
-                data = b"%x\r\n%s\r\n" % (len(data), data)
-            self.wfile.write(data)
-        if chunked:
-            self.wfile.write(b"0\r\n\r\n")
-
     def _refuse(self, refusal):
-        try:
-            self._send_json(
-                refusal.status, {"error": str(refusal)}, refusal.headers
-            )
-        except OSError:
-            self.close_connection = True
+        error = {"error": str(refusal)}
+        self._send_json(refusal.status, error, refusal.headers)
 
     def send_error(self, code, message=None, explain=None):
-        """What `http.server` itself refuses, in the form of all refusals."""
-        self.close_connection = True
-        self._refuse(Refusal(code, message or self.responses[code][0]))
+        """Errors of `http.server` itself, in the same form."""
+        with contextlib.suppress(OSError):
+            self._refuse(Refusal(code, message or self.responses[code][0]))
 
     def _send_json(self, status, content, headers=()):
         data = json.dumps(content).encode() + b"\n"
         self._send(status, data, "application/json", headers)
 
-    def _send(self, status, data, kind, headers=()):
-        self.send_response(status)
-        self._send_headers(kind)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+    def _send(self, status, data, content_type, headers=()):
+        length = {"Content-Length": str(len(data))}
+        self._start(status, content_type, {**length, **dict(headers)})
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def _send_headers(self, kind):
+    def _start(self, status, content_type, headers=()):
+        self.send_response(status)
         for name, value in {
-            "Content-Type": kind,
+            "Content-Type": content_type,
             "Cache-Control": "no-store",
             "Content-Security-Policy": POLICY,
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
+            **dict(headers),
         }.items():
             self.send_header(name, value)
+        self.end_headers()
 
 
 def _until_error(lines):
-    """The lines; what goes wrong on the way is the last of them."""
+    """The lines; an error on the way is the last of them."""
     try:
         yield from lines
     except Exception as error:
-        print(f"error while writing: {error!r}", file=sys.stderr)
+        print(f"error while generating: {error!r}", file=sys.stderr)
         known = isinstance(error, ArithmeticError)
-        yield {"error": str(error) if known else "The server made a mistake."}
+        yield {"error": str(error) if known else "Internal server error."}
 
 
 class Server(http.server.ThreadingHTTPServer):
     """A thread for each connection, up to a limit."""
 
-    # Set by the base class to 5, which turns a crowd away before it is seen.
-    request_queue_size = 128
+    request_queue_size = 128  # 5 in the base class, too few for a rush
 
     def __init__(self, address, model):
         self.model = model
@@ -403,13 +349,13 @@ class Server(http.server.ThreadingHTTPServer):
             self.connections.release()
 
     def handle_error(self, request, client_address):
-        """Clients that disconnect are not reported."""
+        """Does not report clients that disconnect."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 def describe(model):
-    """What the page has to know."""
+    """What the page needs to know."""
     return {
         "memories": [memory._asdict() for memory in model.memories],
         "symbols": len(model.vocabulary),
@@ -430,19 +376,19 @@ def parse_arguments(argv):
         type=pathlib.Path,
         required=True,
         metavar="FOLDER",
-        help="what `char_lm.py --export FOLDER` wrote",
+        help="folder written by `char_lm.py --export`",
     )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 accepts the whole network "
+        help="address to listen on; 0.0.0.0 for the whole network "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--port",
         type=_port,
         default=8000,
-        help="0 takes a free one (default: %(default)s)",
+        help="0 for any free port (default: %(default)s)",
     )
     return parser.parse_args(argv)
 
@@ -467,13 +413,9 @@ def main(argv=None):
             f"{error.strerror}"
         )
     host, port = server.server_address[:2]
-    print(f"open http://{host}:{port} (Ctrl-C ends it)", flush=True)
-    try:
+    print(f"open http://{host}:{port} (Ctrl-C to stop)", flush=True)
+    with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ ten times on held-out data, as `predict` runs the model. The result is the
 validation after the last update; no checkpoint is selected.
 
 Each completed run is saved in `--folder`: the same command continues after an
-interruption, and more seeds, tasks or settings add to what is there.
+interruption, and further seeds, tasks or settings are added.
 """
 
-import argparse
 import bisect
 import functools
 import itertools
@@ -36,20 +35,19 @@ os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
 import keras
 import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
 
 import keras_armin
-from examples.support import curves
-from examples.support import training
-from examples.support.command_types import above_zero
-from examples.support.command_types import positive
-from examples.support.errors import RunError
-from examples.support.swap_tasks import METRICS
-from examples.support.swap_tasks import TASKS
+from examples.support import cli
+from examples.support import networks
+from examples.support import plotting
+from examples.support.cli import RunError
+from examples.support.data.swap_tasks import METRICS
+from examples.support.data.swap_tasks import TASKS
+from examples.support.runs import explained_errors
 
 LSTM, ARMIN = keras.layers.LSTM, keras_armin.ARMIN
-# A layer and its arguments beside `units`. After the paper's cell, the default
-# with one of its differences from the paper undone, and other ideas.
+# A layer and its arguments except `units`. After the paper's cell come the
+# defaults with one difference from the paper undone, and other ideas.
 SETTINGS = {
     "lstm": (LSTM, {}),
     "default": (ARMIN, {}),
@@ -75,29 +73,29 @@ STOPPED = "stopped; the same command continues after the last complete run"
 def recurrent_layer(setting, units):
     """A function that makes layers of a setting, for `Task.model`."""
     layer, arguments = SETTINGS[setting]
-    return lambda **of_task: layer(units, **arguments, **of_task)
+    return functools.partial(layer, units, **arguments)
 
 
 def parameters(task, setting, units):
     """Number of parameters of a model, without initialising them."""
     with keras.StatelessScope(initialize_variables=False):
         model = task.model(recurrent_layer(setting, units))
-    # Otherwise Keras would initialise them when another model is trained.
+    # Or Keras would initialise them when another model is trained.
     keras.utils.clear_session(free_memory=False)
-    return training.parameters(model)
+    return networks.parameters(model)
 
 
 def matching_units(name, setting):
-    """The units with which a model is nearest to the LSTM's in parameters."""
+    """The units with which the parameters are closest to the LSTM's."""
     task = TASKS[name]
     if setting == "lstm":
         return task.units
-    wanted = parameters(task, "lstm", task.units)
-    has = functools.partial(parameters, task, setting)
+    target = parameters(task, "lstm", task.units)
+    count = functools.partial(parameters, task, setting)
     units = range(1, 2 * task.units)
-    more = bisect.bisect_left(units, wanted, key=has)
-    near = units[max(0, more - 1) : more + 1]
-    return min(near, key=lambda number: abs(has(number) - wanted))
+    above = bisect.bisect_left(units, target, key=count)
+    near = units[max(0, above - 1) : above + 1]
+    return min(near, key=lambda number: abs(count(number) - target))
 
 
 def build_model(task, setting, units):
@@ -115,12 +113,12 @@ def updates_of(task, scale):
     return POINTS * max(1, round(scale * task.updates / POINTS))
 
 
-def what_determines(name, setting, seed, scale):
-    """Everything that a run depends on, to be saved with it."""
+def run_settings(name, setting, seed, scale):
+    """Everything that determines the result of a run, as JSON has it."""
     task = TASKS[name]
     units = matching_units(name, setting)
     layer = recurrent_layer(setting, units)(name=setting)
-    return {
+    settings = {
         "task": name,
         "setting": setting,
         "seed": seed,
@@ -132,10 +130,11 @@ def what_determines(name, setting, seed, scale):
         "layer": layer.get_config(),
         "backend": keras.backend.backend(),
     }
+    return json.loads(json.dumps(settings))
 
 
 def train(given):
-    """One run: what determined it, and what came out."""
+    """One run: its settings, and the result."""
     task, metric = TASKS[given["task"]], METRICS[TASKS[given["task"]].metric]
     keras.utils.set_random_seed(given["seed"])
     model = build_model(task, given["setting"], given["units"])
@@ -157,23 +156,20 @@ def train(given):
     logs = [dict(zip(history, values)) for values in zip(*history.values())]
     return {
         "given": given,
-        "parameters": training.parameters(model),
+        "parameters": networks.parameters(model),
         "points": [float(metric.of_logs(one)) for one in logs],
         "seconds": round(time.monotonic() - started, 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "versions": {"keras": keras.__version__, **_version_of_backend()},
+        "versions": {
+            name: sys.modules[name].__version__
+            for name in ("keras", keras.backend.backend())
+        },
     }
 
 
-def _version_of_backend():
-    name = keras.backend.backend()
-    return {name: sys.modules[name].__version__}
-
-
 def run_or_read(folder, name, setting, seed, scale):
-    """The result of a run, from its file if there is one."""
-    given = what_determines(name, setting, seed, scale)
-    given = json.loads(json.dumps(given))
+    """The result of a run, from its file if it exists."""
+    given = run_settings(name, setting, seed, scale)
     path = folder / f"{name}-{setting}-seed{seed}.json"
     if path.exists():
         return _read(path, given)
@@ -194,13 +190,13 @@ def _read(path, given):
         if then.get(key) != now:
             raise RunError(
                 f"{path} holds a run with another {key}: {then.get(key)!r} "
-                f"then, {now!r} now. Choose another --folder, or delete it."
+                f"then, {now!r} now. Delete it, or choose another --folder."
             )
     return result
 
 
 def table(results, markdown=False):
-    """A row for each task: mean and spread over the seeds, per setting."""
+    """A row for each task: mean and range over the seeds, per setting."""
     rows = [["task", "updates", "parameters", *next(iter(results.values()))]]
     for name, by_setting in results.items():
         one_of_each = [runs[0] for runs in by_setting.values()]
@@ -210,7 +206,7 @@ def table(results, markdown=False):
                 f"{name}, {TASKS[name].metric}",
                 f"{one_of_each[0]['given']['updates']:,}",
                 " / ".join(parameters),
-                *(mean_and_spread(name, x) for x in by_setting.values()),
+                *(mean_and_range(name, x) for x in by_setting.values()),
             ]
         )
     if markdown:
@@ -223,60 +219,36 @@ def table(results, markdown=False):
     )
 
 
-def mean_and_spread(name, runs):
+def mean_and_range(name, runs):
     """Mean and range of the final results."""
     last = [run["points"][-1] for run in runs]
-    words = METRICS[TASKS[name].metric].words
-    return f"{words(np.mean(last))} ({words(np.ptp(last))})"
+    format = METRICS[TASKS[name].metric].format
+    return f"{format(np.mean(last))} ({format(np.ptp(last))})"
 
 
 def draw(results, path):
-    """A panel for each task: mean over the seeds, and from low to high."""
-    columns = min(3, len(results))
-    rows = -(-len(results) // columns)
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(1.2 + 3.8 * columns, 0.6 + 3.2 * rows),
-        squeeze=False,
-        layout="constrained",
-    )
-    for ax in axes.flat[len(results) :]:
-        ax.set_visible(False)
-    for ax, (name, by_setting) in zip(axes.flat, results.items()):
-        draw_task(TASKS[name], by_setting, ax)
-    figure.legend(
-        *axes.flat[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=2 * columns,
-        frameon=False,
-    )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def draw_task(task, by_setting, ax):
-    updates = next(iter(by_setting.values()))[0]["given"]["updates"]
-    curves.plot_curves(
-        {
-            setting: [[{"point": x} for x in run["points"]] for run in runs]
-            for setting, runs in by_setting.items()
-        },
-        "point",
-        ax,
-        x="updates",
-        updates_per_epoch=updates // POINTS,
-        middle="mean",
-        target=task.chance,
-    )
-    ax.set(title=task.title, ylabel=task.metric)
+    """A panel for each task: mean and range over the seeds."""
+    figure, axes = plotting.panels(len(results))
+    for ax, (name, by_setting) in zip(axes, results.items()):
+        updates = next(iter(by_setting.values()))[0]["given"]["updates"]
+        plotting.plot_curves(
+            {
+                setting: [[{"point": x} for x in run["points"]] for run in runs]
+                for setting, runs in by_setting.items()
+            },
+            "point",
+            ax,
+            updates_per_epoch=updates // POINTS,
+            middle="mean",
+            target=TASKS[name].chance,
+        )
+        ax.set(title=TASKS[name].title, ylabel=TASKS[name].metric)
+    plotting.shared_legend(figure, axes)
+    plotting.save(figure, path)
 
 
 def parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.parser(__doc__)
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS)
     )
@@ -290,13 +262,13 @@ def parse_arguments(argv):
     parser.add_argument(
         "--seeds",
         nargs="+",
-        type=positive,
+        type=cli.positive,
         default=[1, 2, 3],
         help="seeds of weights, data and noise (default: 1 2 3)",
     )
     parser.add_argument(
         "--updates-scale",
-        type=above_zero,
+        type=cli.above_zero,
         default=1.0,
         help="factor on the number of updates (default: %(default)s)",
     )
@@ -325,8 +297,8 @@ def main(argv=None):
         run = run_or_read(
             arguments.folder, name, setting, seed, arguments.updates_scale
         )
-        words = METRICS[TASKS[name].metric].words
-        print(*map(words, run["points"]), f"in {run['seconds']} s", sep="  ")
+        points = map(METRICS[TASKS[name].metric].format, run["points"])
+        print(*points, f"in {run['seconds']} s", sep="  ")
         results[name].setdefault(setting, []).append(run)
     draw(results, arguments.folder / "curves.png")
     print(f"\n{table(results, arguments.markdown)}\n")
@@ -342,5 +314,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    with training.explained_errors(STOPPED):
+    with explained_errors(STOPPED):
         main()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from typing import Self
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
@@ -12,6 +13,8 @@ from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_equations import ACTIVATION_GRADIENTS
 from keras_armin.armin_fused import run_armin
 from keras_armin.memory_layer import MemoryLayer
+from keras_armin.reference_loop import LoopResult
+from keras_armin.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -202,13 +205,20 @@ class ARMIN(MemoryLayer):
         stateful: bool = False,
         unroll: bool = False,
         zero_output_for_mask: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         given = locals()
         names = [name for name in self.signature.parameters if name != "kwargs"]
         super().__init__(**{name: given[name] for name in names}, **kwargs)
 
-    def _loop(self, sequences, states, reset, trace, **arguments):
+    def _loop(
+        self,
+        sequences: Tensor,
+        states: list,
+        reset: Tensor,
+        trace: bool,
+        **arguments: Any,
+    ) -> LoopResult:
         """The fused loop where it applies, otherwise the reference loop.
 
         The fused backward pass reverts writes of single slots, and cannot
@@ -227,10 +237,12 @@ class ARMIN(MemoryLayer):
         )
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Self:
         return cls(**{**DEFAULTS_0_1, **config})
 
-    def _supports_custom_gradient(self):
+    def _supports_custom_gradient(self) -> bool:
         # The backward pass keeps the written value, not what the activation
         # was applied to.
         known = (keras.activations.linear, *ACTIVATION_GRADIENTS)

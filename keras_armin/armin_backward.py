@@ -157,7 +157,8 @@ class BackwardPass:
         return d_memory + _outer(ops.cast(now["relaxed"], d_r.dtype), d_r)
 
     def _new_state_backward(self, now, d_c):
-        cell, u, sums = self.cell, self.cell.units, {}
+        cell, u = self.cell, self.cell.units
+        sums: dict = {}
         sigma, h_tm1 = cell.recurrent_activation, now["h_and_r"][:, :u]
         normal = (None, None, None)
         if "i" in now:
@@ -195,7 +196,8 @@ class BackwardPass:
         return self._norm_backward(mixed, sizes, "state_norm", d_c, sums)
 
     def _input_gates_backward(self, now, d_gated):
-        cell, h_and_r, sums = self.cell, now["h_and_r"], {}
+        cell, h_and_r = self.cell, now["h_and_r"]
+        sums: dict = {}
         d_gated = times(d_gated, self.drop)
         normal, g_h_r = None, now.get("g_h_r")
         if g_h_r is None:

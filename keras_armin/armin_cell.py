@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from typing import Any
+from typing import Self
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_armin import memory_ops
@@ -11,11 +13,12 @@ from keras_armin import noise
 from keras_armin import validation
 from keras_armin.armin_equations import ARMINEquations
 from keras_armin.armin_equations import ARMINState
+from keras_armin.initial_states import InitialStates
 from keras_armin.initializers import BlockInitializer
-from keras_armin.keras_private import preserve_float64
-from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_cell import argument_names
 from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
 
 ADDRESSING = ("hard", "relaxed", "soft")
 
@@ -46,7 +49,7 @@ DEFAULTS_0_1 = {
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
-class ARMINCell(ARMINEquations, MemoryCell):
+class ARMINCell(InitialStates, ARMINEquations):
     """One step of ARMIN, a recurrent network with an external memory.
 
     Beside its hidden state `h` the cell keeps `memory_slots` vectors, its
@@ -274,8 +277,8 @@ class ARMINCell(ARMINEquations, MemoryCell):
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         given = locals()
         super().__init__(
             dropout=dropout,
@@ -330,7 +333,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
         self.noise_scale = None
 
     @property
-    def state_names(self):
+    def state_names(self) -> tuple[str, ...]:
         names = ARMINState._fields
         return names if self.recency_addressing else names[:-1]
 
@@ -339,21 +342,21 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return self.write_inputs or self.memory_dim != self.units
 
     @property
-    def address_width(self):
+    def address_width(self) -> int:
         """Number of address columns: one logit per slot."""
         return self.memory_slots
 
     @property
-    def gate_sizes(self):
+    def gate_sizes(self) -> list[int]:
         """Widths of g^h and g^r."""
         return [self.units, self.memory_dim]
 
     @property
-    def five_gate_sizes(self):
+    def five_gate_sizes(self) -> list[int]:
         """Widths of i, f, g, o^h and, where it is output, o^r."""
         return [self.units] * 4 + [self.memory_dim] * self.output_read
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.set_input_shape(input_shape)
         self._build_kernels()
         self._build_write_map()
@@ -369,15 +372,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
             self.content_scale = self.add_weight(
                 shape=(), initializer="zeros", name="content_scale"
             )
-        if self.learn_initial_state:
-            self.initial_state = self.add_weight(
-                shape=(self.units,), initializer="zeros", name="initial_state"
-            )
-            self.initial_memory = self.add_weight(
-                shape=(self.memory_slots, self.memory_dim),
-                initializer="zeros",
-                name="initial_memory",
-            )
+        self.build_initial_state()
         if self.recency_addressing:
             self.recency_scale = self.add_scalar(
                 "recency_scale", INITIAL_RECENCY_SCALE, trainable=True
@@ -391,7 +386,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
             )
         self.built = True
 
-    def _build_kernels(self):
+    def _build_kernels(self) -> None:
         gates, five = self.gate_sizes, self.five_gate_sizes
         both = self.units + self.memory_dim
         self.kernel = self.add_kernel(
@@ -425,7 +420,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 bias[forget] = (self.units, ones)
             self.bias = self.add_bias("bias", bias)
 
-    def _build_write_map(self):
+    def _build_write_map(self) -> None:
         if not self.has_write_kernel:
             return
         inputs = self.input_dim if self.write_inputs else 0
@@ -437,7 +432,7 @@ class ARMINCell(ARMINEquations, MemoryCell):
                 "write_bias", [(self.memory_dim, self.bias_initializer)]
             )
 
-    def _build_norms(self):
+    def _build_norms(self) -> None:
         gates, five = sum(self.gate_sizes), sum(self.five_gate_sizes)
         zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
         self.gate_norm_gain = self.add_norm("gate_norm_gain", gates, ones)
@@ -460,55 +455,52 @@ class ARMINCell(ARMINEquations, MemoryCell):
             "state_norm_bias", self.units, zeros
         )
 
-    @preserve_float64
-    def get_initial_state(self, batch_size: Any = None) -> list:
-        zeros = super().get_initial_state(batch_size)
-        if not self.learn_initial_state:
-            return zeros
-        if not self.built:
-            raise ValueError(
-                f"Cell '{self.name}' has a trainable initial state and must be "
-                "built before `get_initial_state` is called."
-            )
-        h = ops.tanh(ops.cast(self.initial_state, self.compute_dtype))
-        rows = ops.cast(self.initial_memory, self.compute_dtype)
-        states = dict(zip(self.state_names, zeros))
-        states["h"] = states["h"] + h
-        states["memory"] = states["memory"] + ops.reshape(rows, (-1,))
-        return list(states.values())
+    @property
+    def trainable_initial_states(self) -> dict[str, tuple]:
+        def tanh(x: Tensor) -> Tensor:
+            # The same inside a call, which casts weights, and outside.
+            return ops.tanh(ops.cast(x, self.compute_dtype))
+
+        return {
+            "h": (np.zeros(self.units), tanh),
+            "memory": (
+                np.zeros((self.memory_slots, self.memory_dim)),
+                ops.ravel,
+            ),
+        }
 
     # --- randomness ---------------------------------------------------------
 
     @property
-    def needs_gumbel(self):
+    def needs_gumbel(self) -> bool:
         return self.addressing != "soft" and self.has_noise
 
     @property
-    def step_draws(self):
+    def step_draws(self) -> int:
         """Number of random tensors per step."""
         return int(self.needs_gumbel) + int(self.zoneout > 0)
 
-    def draw_step_noise(self, leading, seeds):
-        seeds = iter(seeds)
+    def draw_step_noise(self, leading: tuple, seeds: list) -> StepNoise:
+        unused = iter(seeds)
         gumbel = zoneout = None
         if self.needs_gumbel:
-            gumbel = noise.gumbel((*leading, self.memory_slots), next(seeds))
+            gumbel = noise.gumbel((*leading, self.memory_slots), next(unused))
         if self.zoneout:
             shape = (*leading, self.units)
-            zoneout = noise.zoneout_mask(shape, self.zoneout, next(seeds))
+            zoneout = noise.zoneout_mask(shape, self.zoneout, next(unused))
         return StepNoise(gumbel, zoneout)
 
     @property
-    def recurrent_width(self):
+    def recurrent_width(self) -> int:
         """`recurrent_dropout` is applied to h and r."""
         return self.units + self.memory_dim
 
-    def check_state(self, arrays):
+    def check_state(self, arrays: dict[str, np.ndarray]) -> None:
         super().check_state(arrays)
         if self.recency_addressing:
             memory_ops.check_order(arrays["write_order"], self.memory_slots)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {
             **super().get_config(),
             **self.serialize_arguments(cell_arguments()),
@@ -518,10 +510,10 @@ class ARMINCell(ARMINEquations, MemoryCell):
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(**{**DEFAULTS_0_1, **config})
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         if self.recency_addressing and "recency_scale" not in store.keys():
             raise ValueError(
                 f"The weights file does not match cell '{self.name}', which "
@@ -533,6 +525,6 @@ class ARMINCell(ARMINEquations, MemoryCell):
         super().load_own_variables(store)
 
 
-def cell_arguments():
+def cell_arguments() -> list[str]:
     """Names of the cell's own arguments, in order."""
     return argument_names(ARMINCell)

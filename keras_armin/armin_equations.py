@@ -14,8 +14,12 @@ from keras_armin.backends import ops
 from keras_armin.gradient_clipping import clip_factor
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.memory_cell import CellResult
+from keras_armin.memory_cell import MemoryCell
 from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 
 class ARMINState(NamedTuple):
@@ -77,10 +81,15 @@ class StepRecord(NamedTuple):
     g: Any  # (batch, units)
 
 
-class ARMINEquations:
+class ARMINEquations(MemoryCell):
     """The equations of `ARMINCell` as pure functions of given weights."""
 
-    def project(self, weights, inputs, sequence_noise=SequenceNoise()):
+    def project(
+        self,
+        weights: Tensors,
+        inputs: Tensor,
+        sequence_noise: SequenceNoise = SequenceNoise(),
+    ) -> Tensors:
         """Everything that depends on `inputs` `(batch, features)` alone."""
         inputs = prepare_inputs(inputs, sequence_noise)
         columns = affine(inputs, weights["kernel"], weights.get("bias"))
@@ -90,7 +99,9 @@ class ARMINEquations:
             **self._project_further(weights, inputs),
         }
 
-    def project_sequence(self, weights, inputs, sequence_noise):
+    def project_sequence(
+        self, weights: Tensors, inputs: Tensor, sequence_noise: SequenceNoise
+    ) -> Tensors:
         """As `project`, for `(time, batch, features)`.
 
         One product for each tensor that a step needs: splitting a common
@@ -123,7 +134,13 @@ class ARMINEquations:
         }
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         """Equations 3 to 10 of the paper, then the write."""
         state = ARMINState(*states)
@@ -155,7 +172,7 @@ class ARMINEquations:
         read = slot if weights is None else weights
         return CellResult(states, read, record.written)
 
-    def split_output_weights(self, weights):
+    def split_output_weights(self, weights: Tensors) -> tuple[Tensors, Tensors]:
         """Split columns of the recurrence from columns of the output.
 
         No step depends on the output of another, so the two output gates can
@@ -177,7 +194,7 @@ class ARMINEquations:
                 of_output[name] = weights[name][..., cut:]
         return of_state, of_output
 
-    def recurrent_weights(self, weights):
+    def recurrent_weights(self, weights: Tensors) -> Tensors:
         """The weights of `recurrent_step`, without the rows of `project`."""
         elsewhere = ("kernel", "bias", "initial_state", "initial_memory")
         used = {k: v for k, v in weights.items() if k not in elsewhere}
@@ -187,18 +204,18 @@ class ARMINEquations:
         return used
 
     @property
-    def backward_needs_gate_values_only(self):
+    def backward_needs_gate_values_only(self) -> bool:
         """Whether the backward pass needs the gates after activation only."""
         activations = {self.recurrent_activation, self.activation}
         return not self.layer_norm and activations <= set(ACTIVATION_GRADIENTS)
 
-    def unflatten_memory(self, memory):
+    def unflatten_memory(self, memory: Tensor) -> Tensor:
         return ops.reshape(memory, (-1, self.memory_slots, self.memory_dim))
 
-    def flatten_memory(self, memory):
+    def flatten_memory(self, memory: Tensor) -> Tensor:
         return ops.reshape(memory, (-1, self.memory_slots * self.memory_dim))
 
-    def unpack_write_order(self, write_order):
+    def unpack_write_order(self, write_order: Tensor) -> Tensor:
         """The ranks of the slots, as floats, or None."""
         if not self.recency_addressing:
             return None
@@ -207,15 +224,15 @@ class ARMINEquations:
 
     def recurrent_step(
         self,
-        weights,
-        projected,
-        state,
-        count,
-        noise,
-        training,
-        valid=None,
-        record=False,
-        in_place=False,
+        weights: Tensors,
+        projected: Tensors,
+        state: Tensors,
+        count: Tensor,
+        noise: Noise,
+        training: bool,
+        valid: Tensor = None,
+        record: bool = False,
+        in_place: bool = False,
     ) -> StepRecord:
         """One step without the output, on which no later step depends.
 
@@ -290,7 +307,9 @@ class ARMINEquations:
             g=g,
         )
 
-    def scale_scores(self, weights, projected, gumbel):
+    def scale_scores(
+        self, weights: Tensors, projected: Tensors, gumbel: Tensor
+    ) -> tuple[Tensors, Tensors]:
         """Apply noise and temperature, at least in float32.
 
         Scores are (z_a + h U_a + content match + recency + noise) /
@@ -358,7 +377,9 @@ class ARMINEquations:
         match = memory_ops.match(memory, ops.cast(query, wide))
         return scores + clip_gradient(weights["match_scale"]) * match
 
-    def input_gates(self, weights, gates, in_place):
+    def input_gates(
+        self, weights: Tensors, gates: Tensor, in_place: bool
+    ) -> Tensor:
         """Eq. 3: the gates g^h and g^r of [h, r]."""
         if self.layer_norm:
             gates = layer_norm(
@@ -369,11 +390,19 @@ class ARMINEquations:
             )
         return activate(self.recurrent_activation, gates, in_place)
 
-    def integrate(self, weights, x, gated, in_place=False):
+    def integrate(
+        self, weights: Tensors, x: Tensor, gated: Tensor, in_place: bool = False
+    ) -> Tensor:
         """Eq. 6 without activations, for the gates in `weights`."""
         return addmm(x, gated, weights["recurrent_kernel"], in_place)
 
-    def output_gates(self, weights, inputs, gated, sequence_noise):
+    def output_gates(
+        self,
+        weights: Tensors,
+        inputs: Tensor,
+        gated: Tensor,
+        sequence_noise: SequenceNoise,
+    ) -> Tensor:
         """o^h and o^r of Eq. 6, from the weights of the output."""
         inputs = prepare_inputs(inputs, sequence_noise)
         x = affine(inputs, weights["kernel"], weights.get("bias"))
@@ -385,7 +414,9 @@ class ARMINEquations:
             return gates, None
         return ops.split(gates, [3 * self.units], axis=-1)
 
-    def state_gates(self, weights, gates, in_place):
+    def state_gates(
+        self, weights: Tensors, gates: Tensor, in_place: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """i, f and g of Eq. 6."""
         u, sigma = self.units, self.recurrent_activation
         if self.layer_norm:
@@ -402,7 +433,9 @@ class ARMINEquations:
             activate(self.activation, g, in_place),
         )
 
-    def new_state(self, weights, i, f, g, h_tm1):
+    def new_state(
+        self, weights: Tensors, i: Tensor, f: Tensor, g: Tensor, h_tm1: Tensor
+    ) -> Tensor:
         """Eq. 7: the new hidden state."""
         c = f * h_tm1 + i * g
         if self.layer_norm:
@@ -414,7 +447,9 @@ class ARMINEquations:
             )
         return self.state_activation(c)
 
-    def output(self, weights, gates, output_inputs):
+    def output(
+        self, weights: Tensors, gates: Tensor, output_inputs: Tensor
+    ) -> Tensor:
         """Eq. 8, for any leading axes."""
         if self.layer_norm:
             sizes = self.five_gate_sizes[3:]
@@ -467,24 +502,26 @@ class ARMINEquations:
         return new if valid is None else ops.where(valid, new, ranks)
 
 
-def prepare_inputs(inputs, sequence_noise):
+def prepare_inputs(inputs: Tensor, sequence_noise: SequenceNoise) -> Tensor:
     """The inputs, clipped and with dropout, for products with kernels."""
     # The gradient of a kernel is proportional to them, and is multiplied with
     # them again after the next update.
     return times(clip_factor(inputs), sequence_noise.inputs)
 
 
-def affine(inputs, kernel, bias):
+def affine(inputs: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     if bias is None:
         return ops.matmul(inputs, kernel)
     return addmm(bias, inputs, kernel)
 
 
-def times(x, mask):
+def times(x: Tensor, mask: Tensor) -> Tensor:
     return x if mask is None else x * mask
 
 
-def apply_zoneout(rate, new, old, zoneout_mask, training):
+def apply_zoneout(
+    rate: float, new: Tensor, old: Tensor, zoneout_mask: Tensor, training: bool
+) -> Tensor:
     """Units keep their old value; at inference the expectation is used."""
     if not rate:
         return new

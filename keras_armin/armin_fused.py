@@ -28,9 +28,9 @@ from keras_armin.armin_equations import ARMINState
 from keras_armin.armin_equations import Noise
 from keras_armin.backends import ops
 from keras_armin.keras_private import preserve_float64
-from keras_armin.memory_rnn import LoopResult
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
+from keras_armin.reference_loop import LoopResult
 
 # Fields of `StepRecord` from which the output is computed, and others that the
 # backward pass needs.
@@ -82,7 +82,7 @@ def run_armin(
     zero_output_for_mask=False,
     keep_outputs=True,
 ) -> LoopResult:
-    """As `keras_armin.memory_rnn.run_cell`, for a cell that writes one slot.
+    """As `reference_loop.run_cell`, for a cell that writes a single slot.
 
     `sequences` has the shape `(time, batch, features)`, `mask`
     `(time, batch, 1)`.
@@ -143,7 +143,7 @@ def run_armin(
         if training:
             outputs = {name: _at(x, step) for name, x in outputs.items()}
         last_output = output(_at(sequences, step), **outputs)
-        if mask is not None:
+        if step is not None:
             last_output = keras.ops.where(
                 step[:, None] < 0, state.output, last_output
             )

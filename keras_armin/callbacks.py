@@ -44,7 +44,7 @@ class _Annealing(keras.callbacks.Callback):
         schedule: Callable[[int], Any],
         per: str = "batch",
         initial_step: int = 0,
-    ):
+    ) -> None:
         super().__init__()
         if not callable(schedule):
             raise TypeError(
@@ -55,9 +55,9 @@ class _Annealing(keras.callbacks.Callback):
         self.per = validation.choice("per", per, ("batch", "epoch"))
         self.step = validation.count("initial_step", initial_step)
         self._first_step_of_epoch = self.step
-        self._value = None
+        self._value: float | None = None
 
-    def _cells(self):
+    def _cells(self) -> list[MemoryCell]:
         return [
             layer
             for layer in keras_private.all_layers(self.model)
@@ -65,7 +65,7 @@ class _Annealing(keras.callbacks.Callback):
             and getattr(layer, self.weight, None) is not None
         ]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._value = None
         kind = type(self).__name__
         if not self._cells():
@@ -84,23 +84,25 @@ class _Annealing(keras.callbacks.Callback):
                     f"`{self.weight}`. Use either that or `{kind}`."
                 )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._first_step_of_epoch = self.step
         if self.per == "epoch":
             self._set(epoch)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
         if self.per == "batch":
             self._set(self._first_step_of_epoch + batch)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         self.step = self._first_step_of_epoch + batch + 1
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is not None and self._value is not None:
             logs[self.weight] = self._value
 
-    def _set(self, step):
+    def _set(self, step: int) -> None:
         value = float(ops.convert_to_numpy(self.schedule(step)))
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(
@@ -171,33 +173,33 @@ class ValidationState(keras.callbacks.Callback):
             Defaults to `False`.
     """
 
-    def __init__(self, reset_each_epoch: bool = False):
+    def __init__(self, reset_each_epoch: bool = False) -> None:
         super().__init__()
         self.reset_each_epoch = validation.flag(
             "reset_each_epoch", reset_each_epoch
         )
         self._training = False
-        self._saved = None
+        self._saved: list | None = None
 
-    def _layers(self):
+    def _layers(self) -> list[MemoryRNN]:
         return [
             layer
             for layer in keras_private.all_layers(self.model)
             if isinstance(layer, MemoryRNN) and layer.states is not None
         ]
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         self._training = True
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         self._training = False
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         if self.reset_each_epoch:
             for layer in self._layers():
                 layer.reset_state()
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict | None = None) -> None:
         if not self._training:
             return
         layers = self._layers()
@@ -205,7 +207,7 @@ class ValidationState(keras.callbacks.Callback):
         for layer in layers:
             layer.reset_state()
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict | None = None) -> None:
         if self._saved is None:
             return
         for layer, state in zip(self._layers(), self._saved):
@@ -220,18 +222,16 @@ class _SavedTraining(NamedTuple):
 
 
 class ResumeTraining(keras.callbacks.Callback):
-    """Saves all of training after each epoch, and continues an interrupted one.
+    """Saves the state of training after each epoch, and resumes from it.
 
-    When `fit` has been interrupted, the same call in a new process continues
-    after the last complete epoch, and ends with the weights of an
-    uninterrupted run. The file holds every variable: weights, the optimizer,
-    the steps of schedules, and what `keras.callbacks.BackupAndRestore` does
-    not restore, the seeds of noise and dropout (on torch also that of its
-    global generator) and the states that stateful layers carry. It is replaced
-    as a whole, so that a kill leaves the previous file or the new one.
+    After an interruption the same `fit` in a new process continues with the
+    first epoch that was not completed, and ends with the same weights as
+    without the interruption. Saved are weights, optimizer, the steps of
+    schedules, and what `keras.callbacks.BackupAndRestore` leaves out: seeds
+    (on torch also the state of its global generator) and the states that
+    stateful layers carry. The file is replaced atomically.
 
-    List it last: what callbacks after it do at the end of an epoch is lost if
-    training is interrupted there.
+    List it after the callbacks that change the logs or save files themselves.
 
     Args:
         filepath: Path of the file, such as `"run/resume.npz"`. If it exists,
@@ -244,13 +244,14 @@ class ResumeTraining(keras.callbacks.Callback):
             `"epoch"`. Includes those before an interruption.
 
     Notes:
-        The results are the same only if an epoch gets the same data wherever
-        training starts. Arrays take `fit(..., shuffle=False)`. A dataset that
-        runs on from one epoch to the next has to start at epoch
-        `completed_epochs`. The state of other callbacks is not saved:
-        `TemperatureAnnealing` and `NoiseAnnealing` take `per="epoch"`, or
+        An epoch has to see the same data after an interruption: pass arrays
+        with `shuffle=False`, and let a dataset that continues from one epoch
+        to the next begin with epoch `completed_epochs`. The state of other
+        callbacks is not saved: for `TemperatureAnnealing` and
+        `NoiseAnnealing` use `per="epoch"`, or
         `initial_step=completed_epochs * steps_per_epoch`. On TensorFlow,
-        equal bits take `tf.config.experimental.enable_op_determinism()`.
+        bitwise equal weights also require
+        `tf.config.experimental.enable_op_determinism()`.
 
         With several processes, a subclass overrides `get_variables` and
         `set_variables` to gather and distribute the states that each process
@@ -272,7 +273,7 @@ class ResumeTraining(keras.callbacks.Callback):
     2
     """
 
-    def __init__(self, filepath: str | os.PathLike):
+    def __init__(self, filepath: str | os.PathLike) -> None:
         super().__init__()
         self.filepath = pathlib.Path(filepath)
         self.history: list[dict[str, Any]] = []
@@ -281,10 +282,10 @@ class ResumeTraining(keras.callbacks.Callback):
 
     @property
     def completed_epochs(self) -> int:
-        """Number of the epoch to continue with; 0 without a file."""
+        """Number of completed epochs: 0 if there is no file."""
         return self.history[-1]["epoch"] + 1 if self.history else 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict | None = None) -> None:
         if not self.model.built:
             raise ValueError(
                 "`ResumeTraining` needs a model that is built before `fit`. "
@@ -294,14 +295,14 @@ class ResumeTraining(keras.callbacks.Callback):
         self.restore()
         keras_private.set_initial_epoch(self.model, self.completed_epochs)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         # Otherwise it would apply to a later `fit` without this callback too.
         keras_private.set_initial_epoch(self.model, None)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict | None = None) -> None:
         keras_private.set_initial_epoch(self.model, None)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         logs = {
             name: np.asarray(x).tolist() for name, x in (logs or {}).items()
         }
@@ -372,7 +373,7 @@ class ResumeTraining(keras.callbacks.Callback):
             np.savez(file, history=json.dumps(self.history), **named)
         os.replace(partial, self.filepath)
 
-    def _read_file(self):
+    def _read_file(self) -> _SavedTraining:
         try:
             with np.load(self.filepath) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -388,24 +389,28 @@ class ResumeTraining(keras.callbacks.Callback):
                 "beginning."
             ) from error
 
-    def _check_shapes(self, arrays, expected):
-        found = [array.shape for array in arrays]
-        expected = [array.shape for array in expected]
-        if found == expected:
-            return
-        difference = f"It has {len(found)} variables, the model {len(expected)}"
-        if len(found) == len(expected):
-            i = next(i for i, x in enumerate(found) if x != expected[i])
+    def _check_shapes(
+        self, arrays: list[np.ndarray], expected: list[np.ndarray]
+    ) -> None:
+        difference = None
+        if len(arrays) != len(expected):
             difference = (
-                f"Variable '{self.variables[i].path}' has the shape "
-                f"{expected[i]} in the model, and {found[i]} in the file"
+                f"{len(expected)} variables, and the file {len(arrays)}"
             )
+        for variable, x, y in zip(self.variables, arrays, expected):
+            if difference is None and x.shape != y.shape:
+                difference = (
+                    f"'{variable.path}' of shape {y.shape}, and the file one "
+                    f"of shape {x.shape}"
+                )
+        if difference is None:
+            return
         raise ValueError(
-            f"{self.filepath} does not fit this model and optimizer. "
+            f"{self.filepath} does not fit this model and optimizer: they have "
             f"{difference}. Delete it to start from the beginning."
         )
 
-    def _carried_states(self):
+    def _carried_states(self) -> list[keras.Variable]:
         """The variables that hold the state of each sample."""
         return [
             variable
@@ -443,14 +448,14 @@ class SlotUsage(keras.callbacks.Callback):
         sequences: Any,
         inputs_model: keras.Model | None = None,
         prefix: str = "",
-    ):
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.sequences = sequences
         self.inputs_model = inputs_model
         self.prefix = prefix
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         if logs is None:
             return
         self.model  # noqa: B018 syncs the variables on JAX
@@ -474,6 +479,6 @@ def read_share(trace: MemoryTrace) -> np.ndarray:
     return total / total.sum()
 
 
-def entropy_in_bits(share) -> float:
+def entropy_in_bits(share: np.ndarray) -> float:
     used = share[share > 0]
     return float(-(used * np.log2(used)).sum())

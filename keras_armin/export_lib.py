@@ -8,6 +8,7 @@ ONNX where Keras has no exporter.
 import importlib.util
 import pathlib
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -57,7 +58,7 @@ def export(
     filepath: Any,
     format: str | None = None,
     input_signature: Any = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> None:
     """Export a model to a file that runs without Keras and this package.
 
@@ -151,7 +152,7 @@ def export(
     )
 
 
-def _format_of(filepath):
+def _format_of(filepath: str) -> str:
     ending = pathlib.Path(filepath).suffix
     for format, known in ENDINGS.items():
         if known == ending:
@@ -183,7 +184,7 @@ def check_format(format: str) -> None:
     _check_packages(format, backend)
 
 
-def _check(model, filepath, format):
+def _check(model: keras.Model, filepath: str, format: str) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"Argument `model` must be a `keras.Model`. Received: {model!r}. "
@@ -215,7 +216,7 @@ def _check(model, filepath, format):
         )
 
 
-def _check_packages(format, backend):
+def _check_packages(format: str, backend: str) -> None:
     needed = []
     if format in ("tf_saved_model", "litert"):
         needed = ["tensorflow"]
@@ -232,12 +233,12 @@ def _check_packages(format, backend):
         )
 
 
-def _stateful_layers(model):
+def _stateful_layers(model: keras.Model) -> list:
     layers = keras_private.all_layers(model)
     return [x for x in layers if getattr(x, "stateful", False)]
 
 
-def _signature_of(model):
+def _signature_of(model: keras.Model) -> list:
     """The signature of Keras, with the batch size of stateful layers."""
     inputs = getattr(model, "inputs", None)
     if not inputs:
@@ -248,7 +249,7 @@ def _signature_of(model):
         )
     fixed = bool(_stateful_layers(model))
 
-    def spec(x):
+    def spec(x: Any) -> keras.InputSpec:
         shape = tuple(x.shape) if fixed else (None, *x.shape[1:])
         return keras.InputSpec(shape=shape, dtype=x.dtype, name=x.name)
 
@@ -257,11 +258,11 @@ def _signature_of(model):
     return [keras.tree.map_structure(spec, model.input)]
 
 
-def _dynamic_shapes(signature):
+def _dynamic_shapes(signature: list) -> list | None:
     """The unknown dimensions as torch.export expects them, or None."""
     import torch
 
-    def dims(spec):
+    def dims(spec: keras.InputSpec) -> dict:
         unknown = [i for i, size in enumerate(spec.shape) if size is None]
         return {axis: torch.export.Dim.DYNAMIC for axis in unknown}
 
@@ -272,7 +273,9 @@ def _dynamic_shapes(signature):
     return None
 
 
-def _export_onnx_from_torch(model, filepath, signature, kwargs):
+def _export_onnx_from_torch(
+    model: keras.Model, filepath: str, signature: list, kwargs: dict
+) -> None:
     """Not by Keras, which uses TorchScript if a dimension is unknown.
 
     TorchScript records the steps of its example: the file declares a dynamic
@@ -280,7 +283,7 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
     """
     import torch
 
-    def example(spec):
+    def example(spec: keras.InputSpec) -> Any:
         # Different sizes, and none of 1, which torch would specialize.
         shape = [size or 3 + axis for axis, size in enumerate(spec.shape)]
         return keras.ops.ones(shape, dtype=spec.dtype)
@@ -301,7 +304,9 @@ def _export_onnx_from_torch(model, filepath, signature, kwargs):
     program.save(filepath)
 
 
-def _export_openvino(model, filepath, signature, kwargs):
+def _export_openvino(
+    model: keras.Model, filepath: str, signature: list, kwargs: dict
+) -> None:
     """Through an intermediate file that OpenVINO reads.
 
     The exporter of Keras fails on JAX and PyTorch, and on TensorFlow turns
@@ -320,13 +325,15 @@ def _export_openvino(model, filepath, signature, kwargs):
         openvino.save_model(converted, filepath, compress_to_fp16=False)
 
 
-def _inline_loop_weights(file):
+def _inline_loop_weights(file: str) -> None:
     """OpenVINO reads a `Scan` only if it captures no outer values."""
     import onnx
     from onnxscript import optimizer
 
-    any_size = {"input_size_limit": 2**31, "output_size_limit": 2**31}
-    model = optimizer.optimize(onnx.load(file), **any_size)
+    any_size = 2**31
+    model = optimizer.optimize(
+        onnx.load(file), input_size_limit=any_size, output_size_limit=any_size
+    )
     weights = {x.name: x for x in model.graph.initializer}
     for loop in (x for x in model.graph.node if x.op_type == "Scan"):
         (body,) = (x.g for x in loop.attribute if x.name == "body")
@@ -335,7 +342,7 @@ def _inline_loop_weights(file):
     onnx.save(model, file)
 
 
-def _builtin_ops_only():
+def _builtin_ops_only() -> dict:
     """Keras would allow operations that the LiteRT runtime does not have."""
     import tensorflow as tf
 
@@ -359,7 +366,7 @@ _EXPLANATIONS = {
 }
 
 
-def _explain_errors(write):
+def _explain_errors(write: Callable[[], Any]) -> Any:
     try:
         return write()
     except Exception as error:

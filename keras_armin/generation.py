@@ -89,7 +89,7 @@ class Generator:
     True
     """
 
-    def __init__(self, model: keras.Model, stepwise: tuple = ()):
+    def __init__(self, model: keras.Model, stepwise: tuple = ()) -> None:
         self._step = step_model(model, stepwise=stepwise)
         _check_model(model, self._step)
         self.vocabulary_size: int = self._step.outputs[0].shape[-1]
@@ -119,7 +119,8 @@ class Generator:
         options = self._check_options(temperature, top_k)
         seeds = _check_seed(seed, len(prompts), is_batch)
         if length == 0:
-            return [[] for _ in prompts] if is_batch else []
+            nothing: list[list[int]] = [[] for _ in prompts]
+            return nothing if is_batch else nothing[0]
         shape = (_rounded_up(length), len(seeds), self.vocabulary_size)
         noise = np.zeros(shape, "float32")
         for column, rng in enumerate(map(np.random.default_rng, seeds)):

@@ -6,10 +6,13 @@ accumulate from step to step, the gradient is clipped element by element, at a
 size that it reaches only when it is about to overflow.
 """
 
+from typing import Any
+
 import keras
 
 from keras_armin import backends
 from keras_armin.backends import ops
+from keras_armin.types import Tensor
 
 # Far above any gradient that is of use. Far enough below the largest float32,
 # 3e38, for products with weights and activations, and for sums of them over
@@ -25,25 +28,25 @@ LARGEST_GRADIENT_FLOAT16 = 2.0**15
 LARGEST_FACTOR = 1e9
 
 
-def largest_gradient(dtype):
+def largest_gradient(dtype: Any) -> float:
     dtype = keras.backend.standardize_dtype(dtype)
     if dtype == "float16":
         return LARGEST_GRADIENT_FLOAT16
     return LARGEST_GRADIENT
 
 
-def clip_gradient(x):
+def clip_gradient(x: Tensor) -> Tensor:
     """Return `x` unchanged and clip its gradient."""
     return backends.clip_gradient(x, largest_gradient(x.dtype))
 
 
-def clip_gradient_backward(d_x):
+def clip_gradient_backward(d_x: Tensor) -> Tensor:
     """The backward pass of `clip_gradient`."""
     largest = largest_gradient(d_x.dtype)
     return ops.clip(d_x, -largest, largest)
 
 
-def clip_factor(x):
+def clip_factor(x: Tensor) -> Tensor:
     """Clip `x` so that products of two such tensors fit into float32."""
     if keras.backend.standardize_dtype(x.dtype) == "float16":
         # No float16 is that large.
@@ -51,7 +54,7 @@ def clip_factor(x):
     return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def clip_factor_backward(y, d_y):
+def clip_factor_backward(y: Tensor, d_y: Tensor) -> Tensor:
     """The gradient of `x`, given that of `y = clip_factor(x)`."""
     free = (y > -LARGEST_FACTOR) & (y < LARGEST_FACTOR)
     return ops.where(free, d_y, ops.zeros_like(d_y))

@@ -1,10 +1,14 @@
 """Initializes fused weights gate by gate."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_armin.memory_ops import wide_dtype
 from keras_armin.noise import derive_seed
+from keras_armin.types import Tensor
 
 
 class BlockInitializer(keras.initializers.Initializer):
@@ -20,11 +24,13 @@ class BlockInitializer(keras.initializers.Initializer):
             initializer.
     """
 
-    def __init__(self, blocks, path=()):
+    def __init__(
+        self, blocks: list[tuple[int, Any]], path: Sequence[int] = ()
+    ) -> None:
         self.blocks = blocks
         self.path = tuple(path)
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: tuple, dtype: str | None = None) -> Tensor:
         # Orthogonal matrices are supported in float32 and float64 only.
         wide = wide_dtype(dtype or keras.config.floatx())
         parts = [
@@ -36,7 +42,7 @@ class BlockInitializer(keras.initializers.Initializer):
         return ops.cast(ops.concatenate(parts, axis=-1), dtype or wide)
 
 
-def with_seed(initializer, *path: int):
+def with_seed(initializer: Any, *path: int) -> Any:
     """A copy of the initializer with a seed derived from `path`.
 
     Initializers without an integer seed are returned as they are: constants,

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_rnn import MemoryRNN
+from keras_armin.types import Tensor
 
 
 class MemoryTrace(NamedTuple):
@@ -32,17 +33,17 @@ class MemoryTrace(NamedTuple):
         return _top_slot(self.write_weights)
 
 
-def _top_slot(weights):
+def _top_slot(weights: np.ndarray) -> np.ndarray:
     return np.where(weights.any(axis=-1), weights.argmax(axis=-1), -1)
 
 
 def trace_memory(
     layer: keras.layers.RNN,
     sequences: Any,
-    initial_state: list | None = None,
-    mask: Any = None,
+    initial_state: list | dict | None = None,
+    mask: Tensor = None,
     training: bool = False,
-    reset: Any = None,
+    reset: Tensor = None,
 ) -> MemoryTrace:
     """Run a memory layer and record which slots it reads and writes.
 
@@ -82,7 +83,7 @@ def trace_memory(
         sequences, initial_state, mask, training, reset, trace=True
     )
 
-    def batch_first(weights):
+    def batch_first(weights: Tensor) -> np.ndarray:
         return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
 
     return MemoryTrace(
@@ -90,14 +91,14 @@ def trace_memory(
     )
 
 
-def _as_tensor(sequences):
+def _as_tensor(sequences: Any) -> Tensor:
     """Tensors are not converted, so that they keep an attached mask."""
     if keras.ops.is_tensor(sequences):
         return sequences
     return ops.convert_to_tensor(sequences)
 
 
-def _as_memory_layer(layer):
+def _as_memory_layer(layer: Any) -> MemoryRNN:
     if isinstance(layer, MemoryRNN):
         return layer
     if isinstance(layer, keras.layers.RNN) and isinstance(
@@ -110,7 +111,7 @@ def _as_memory_layer(layer):
     )
 
 
-def _wrap(rnn):
+def _wrap(rnn: keras.layers.RNN) -> MemoryRNN:
     """A `MemoryRNN` around the cell of a `keras.layers.RNN`."""
     wrapped = wrap_cell(rnn.cell, go_backwards=rnn.go_backwards)
     if rnn.stateful and rnn.states is not None:
@@ -120,9 +121,6 @@ def _wrap(rnn):
     return wrapped
 
 
-def wrap_cell(cell, **flags):
+def wrap_cell(cell: MemoryCell, **flags: bool) -> MemoryRNN:
     """A second layer around a cell, which does not affect the first."""
-    on_weights_loaded = cell.on_weights_loaded
-    layer = MemoryRNN(cell, dtype=cell.dtype_policy, **flags)
-    cell.on_weights_loaded = on_weights_loaded
-    return layer
+    return MemoryRNN(cell, dtype=cell.dtype_policy, **flags)

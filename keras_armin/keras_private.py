@@ -7,6 +7,13 @@ and tests/package/test_distribution.py for `clip_sum_of_replicas`.
 import contextlib
 import functools
 import sys
+import types
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import Concatenate
+from typing import ParamSpec
+from typing import TypeVar
 
 import keras
 from keras.src.backend import get_keras_mask as attached_mask
@@ -26,8 +33,12 @@ __all__ = [
     "set_initial_epoch",
 ]
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Method = Callable[Concatenate[Any, _Arguments], _Result]
 
-def is_training():
+
+def is_training() -> bool | None:
     """The `training` value of the current layer call, None if unknown.
 
     `keras.layers.RNN` prepares a cell before its loop without passing it on.
@@ -36,25 +47,25 @@ def is_training():
     return None if context is None else context.get_value("training")
 
 
-def is_called_by_keras():
+def is_called_by_keras() -> bool:
     """Whether Keras is the caller of `train()` or `eval()` of a torch module.
 
     `fit` calls them on PyTorch. Modules forward the call to their children, so
     the caller is the first frame that is not a function of these names.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("train", "eval"):
         frame = frame.f_back
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     return module.startswith("keras.src.")
 
 
-def all_layers(model):
+def all_layers(model: keras.Model) -> list:
     """The layers of a model at any depth, including cells, each once."""
     return model._flatten_layers(include_self=True, recursive=True)
 
 
-def run_through_graph(model, inputs, call):
+def run_through_graph(model: keras.Model, inputs: list, call: Callable) -> list:
     """Replay a functional model, calling each layer as `call(layer, *args)`.
 
     `keras.models.clone_model` does the same, but cannot add inputs that the
@@ -65,7 +76,7 @@ def run_through_graph(model, inputs, call):
     )
 
 
-def clip_sum_of_replicas(optimizer):
+def clip_sum_of_replicas(optimizer: keras.optimizers.Optimizer) -> None:
     """Let an optimizer clip the summed gradient under `tf.distribute`.
 
     By default it clips the gradients of each replica before it sums them,
@@ -73,7 +84,7 @@ def clip_sum_of_replicas(optimizer):
     """
     clip, add = optimizer._clip_gradients, optimizer._all_reduce_sum_gradients
 
-    def clip_sum(gradients):
+    def clip_sum(gradients: list) -> list:
         pairs = add([(gradient, None) for gradient in gradients])
         return clip([gradient for gradient, _ in pairs])
 
@@ -81,15 +92,17 @@ def clip_sum_of_replicas(optimizer):
     optimizer._all_reduce_sum_gradients = lambda pairs: pairs
 
 
-def set_initial_epoch(model, epoch):
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Set the first epoch of a `fit` whose callbacks have not run yet.
 
-    None lets the argument of `fit` count.
+    With None the argument of `fit` applies.
     """
     model._initial_epoch = epoch
 
 
-def preserve_float64(method):
+def preserve_float64(
+    method: _Method[_Arguments, _Result],
+) -> _Method[_Arguments, _Result]:
     """Decorate a method of a float64 layer so that it computes in float64.
 
     Also for functions whose first argument is a layer or a tensor.
@@ -100,7 +113,9 @@ def preserve_float64(method):
     """
 
     @functools.wraps(method)
-    def wrapper(self, *args, **kwargs):
+    def wrapper(
+        self: Any, *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
         dtype = getattr(self, "compute_dtype", None) or self.dtype
         if keras.backend.standardize_dtype(dtype) != "float64":
             return method(self, *args, **kwargs)
@@ -111,7 +126,7 @@ def preserve_float64(method):
 
 
 @contextlib.contextmanager
-def _keeping_float64():
+def _keeping_float64() -> Iterator[None]:
     narrowed = dtypes.BIT64_TO_BIT32_DTYPE
     before = narrowed["float64"]
     available = keras.ops.zeros((), dtype="float64").dtype

@@ -1,10 +1,12 @@
 """The base class of all memory cells: noise, weights, saving."""
 
 import inspect
+import weakref
 from typing import Any
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_armin import backends
@@ -17,6 +19,9 @@ from keras_armin.memory_ops import check_pointer
 from keras_armin.memory_ops import pointer_to_count
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # Modules that get and serialize the arguments with these suffixes.
 _KERAS_MODULES = {
@@ -54,13 +59,12 @@ class MemoryCell(
       training)`: the equations, as a `CellResult`.
     """
 
-    state_names: tuple[str, ...] = ()
     memory_slots: int = 0
     # Does not affect inference: optional in a weights file.
     optional_weights: tuple[str, ...] = ("noise_scale",)
     wide_weights: tuple[str, ...] = ("temperature", "noise_scale")
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls is not package_class(cls):
             return
@@ -68,7 +72,13 @@ class MemoryCell(
         rest = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
         cls.__signature__ = inspect.Signature([*init_parameters(cls), rest])
 
-    def __init__(self, dropout, recurrent_dropout, seed, **kwargs):
+    def __init__(
+        self,
+        dropout: float,
+        recurrent_dropout: float,
+        seed: int | None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.dropout = validation.rate("dropout", dropout)
         self.recurrent_dropout = validation.rate(
@@ -78,12 +88,13 @@ class MemoryCell(
         self.seed_generator = keras.random.SeedGenerator(
             None if self.seed is None else noise.derive_seed(self.seed)
         )
-        self.input_dim = None
-        # Set by a layer to be notified when weights have been loaded.
-        self.on_weights_loaded = None
-        self._prepared = None
+        self.input_dim: Any = None  # an int once the cell is built
+        # Layers whose state is reset when weights have been loaded. Weak, or
+        # Keras would take them for layers inside the cell.
+        self.stateful_layers: weakref.WeakSet = weakref.WeakSet()
+        self._prepared: tuple[Tensor, SequenceNoise] | None = None
 
-    def set_keras_objects(self, given):
+    def set_keras_objects(self, given: dict[str, Any]) -> None:
         """Set activations, initializers, regularizers and constraints.
 
         Other arguments in the dict `given` are ignored.
@@ -93,7 +104,7 @@ class MemoryCell(
             if module is not None:
                 setattr(self, name, module.get(value))
 
-    def set_input_shape(self, input_shape):
+    def set_input_shape(self, input_shape: Shape) -> None:
         if any(isinstance(size, (list, tuple)) for size in input_shape):
             raise ValueError(
                 f"Argument `inputs` of layer '{self.name}' must be one tensor, "
@@ -120,8 +131,8 @@ class MemoryCell(
 
     @preserve_float64
     def call(
-        self, inputs: Any, states: list, training: bool = False
-    ) -> tuple[Any, list]:
+        self, inputs: Tensor, states: list, training: bool = False
+    ) -> tuple[Tensor, list]:
         self._check_step(inputs, states)
         inputs = ops.cast(inputs, self.compute_dtype)
         step_noise, sequence_noise = self._noise_for_step(states, training)
@@ -136,13 +147,13 @@ class MemoryCell(
         )
         return result.states[0], result.states
 
-    def weight_tensors(self):
+    def weight_tensors(self) -> Tensors:
         """All weights as tensors, cast to the compute dtype.
 
         `wide_weights` are not cast. Keras itself casts only inside `__call__`.
         """
 
-        def read(variable):
+        def read(variable: keras.Variable) -> Tensor:
             if variable.name in self.wide_weights:
                 # A copy: a schedule may change the variable before the
                 # backward pass on torch.
@@ -156,14 +167,16 @@ class MemoryCell(
 
     # --- noise --------------------------------------------------------------
 
-    def draw_noise(self, time, batch):
+    def draw_noise(
+        self, time: Any, batch: Any
+    ) -> tuple[StepNoise, SequenceNoise]:
         """Noise for a whole sequence, time-major."""
         seeds = [self.seed_generator] * self.step_draws
         step_noise = self.draw_step_noise((time, batch), seeds)
         return step_noise, self._draw_sequence_noise(batch)
 
-    def _draw_sequence_noise(self, batch):
-        def mask(rate, size):
+    def _draw_sequence_noise(self, batch: Any) -> SequenceNoise:
+        def mask(rate: float, size: int) -> Tensor:
             if not rate:
                 return None
             return noise.dropout_mask(
@@ -175,7 +188,9 @@ class MemoryCell(
             mask(self.recurrent_dropout, self.recurrent_width),
         )
 
-    def _noise_for_step(self, states, training):
+    def _noise_for_step(
+        self, states: list, training: bool
+    ) -> tuple[StepNoise, SequenceNoise]:
         """Noise for a single step in a foreign loop."""
         if not training:
             return StepNoise(), SequenceNoise()
@@ -191,36 +206,40 @@ class MemoryCell(
         ]
         return self.draw_step_noise((batch,), seeds), sequence_noise
 
-    def _prepare(self, batch):
+    def _prepare(self, batch: Any) -> tuple[Tensor, SequenceNoise]:
         """A seed and the dropout masks for one sequence."""
         call_seed = self.seed_generator.next() if self.step_draws else None
         return call_seed, self._draw_sequence_noise(batch)
 
-    def get_dropout_mask(self, step_input):
+    def get_dropout_mask(self, step_input: Tensor) -> None:
         """Called by `keras.layers.RNN` before its loop: prepares the noise."""
         self._prepared = None
         # If it is unknown whether this is training, draw to be safe.
         if keras_private.is_training() is not False:
             self._prepared = self._prepare(ops.shape(step_input)[0])
 
-    def get_recurrent_dropout_mask(self, step_input):
+    def get_recurrent_dropout_mask(self, step_input: Tensor) -> None:
         """Prepared by `get_dropout_mask`."""
 
-    def reset_dropout_mask(self):
+    def reset_dropout_mask(self) -> None:
         """Called by `keras.layers.RNN` after its loop."""
         self._prepared = None
 
-    def reset_recurrent_dropout_mask(self):
+    def reset_recurrent_dropout_mask(self) -> None:
         """Done by `reset_dropout_mask`."""
 
     # --- weights ------------------------------------------------------------
 
-    def add_norm(self, name, size, initializer):
+    def add_norm(
+        self, name: str, size: int, initializer: Any
+    ) -> keras.Variable:
         return self.add_weight(
             shape=(size,), initializer=initializer, name=name
         )
 
-    def add_scalar(self, name, value, trainable=False):
+    def add_scalar(
+        self, name: str, value: float, trainable: bool = False
+    ) -> keras.Variable:
         return self.add_weight(
             shape=(),
             # `keras.initializers.Constant` would round to float32 first.
@@ -232,7 +251,9 @@ class MemoryCell(
             name=name,
         )
 
-    def add_kernel(self, name, kind, rows, sizes):
+    def add_kernel(
+        self, name: str, kind: str, rows: int, sizes: list[int]
+    ) -> keras.Variable:
         """A kernel of column blocks.
 
         `kind` selects its initializer, regularizer and constraint.
@@ -242,11 +263,13 @@ class MemoryCell(
             name, kind, (rows, sum(sizes)), [(s, initializer) for s in sizes]
         )
 
-    def add_bias(self, name, blocks):
+    def add_bias(self, name: str, blocks: list) -> keras.Variable:
         width = sum(size for size, _ in blocks)
         return self._add_blocks(name, "bias", (width,), blocks)
 
-    def _add_blocks(self, name, kind, shape, blocks):
+    def _add_blocks(
+        self, name: str, kind: str, shape: tuple, blocks: list
+    ) -> keras.Variable:
         return self.add_weight(
             shape=shape,
             # The number of weights so far distinguishes this weight from
@@ -257,19 +280,19 @@ class MemoryCell(
             name=name,
         )
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         for variable in self.weights:
             store[variable.name] = variable
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         load_by_name(self, self.weights, store, optional=self.optional_weights)
-        if self.on_weights_loaded is not None:
-            self.on_weights_loaded()
+        for layer in self.stateful_layers:
+            layer.reset_state()
 
-    def serialize_arguments(self, names):
+    def serialize_arguments(self, names: list[str]) -> dict[str, Any]:
         """The config of the arguments `names`."""
 
-        def serialized(name):
+        def serialized(name: str) -> Any:
             value, module = getattr(self, name), _keras_module(name)
             return value if module is None else module.serialize(value)
 
@@ -277,11 +300,11 @@ class MemoryCell(
 
     # --- checks -------------------------------------------------------------
 
-    def check_state(self, arrays):
+    def check_state(self, arrays: dict[str, np.ndarray]) -> None:
         """Raise if a dict of NumPy arrays is not a valid state."""
         check_pointer(arrays["pointer"])
 
-    def _check_step(self, inputs, states):
+    def _check_step(self, inputs: Tensor, states: list) -> None:
         validation.shape(
             "inputs",
             inputs.shape,
@@ -300,37 +323,42 @@ class MemoryCell(
         )
 
 
-def package_class(cls):
+def package_class(cls: type) -> type:
     """The class itself, or its first base class in this package."""
     package = f"{__package__}."
     return next(c for c in cls.__mro__ if c.__module__.startswith(package))
 
 
-def init_parameters(cls):
+def init_parameters(cls: type) -> list[inspect.Parameter]:
     """Parameters of a cell: its own first, then those of its bases.
 
     Bases count as long as `**kwargs` are passed on to them.
     """
-    found = {}
+    found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(MemoryCell)]:
         if "__init__" in vars(base):
-            own = inspect.signature(base.__init__).parameters
+            own = inspect.signature(vars(base)["__init__"]).parameters
             found = {**found, **own, **found}
             if "kwargs" not in own:
                 break
     return [p for name, p in found.items() if name not in ("self", "kwargs")]
 
 
-def argument_names(cls):
+def argument_names(cls: type) -> list[str]:
     """Names of the arguments of a cell, in order."""
     return [parameter.name for parameter in init_parameters(cls)]
 
 
-def _keras_module(argument):
+def _keras_module(argument: str) -> Any:
     return _KERAS_MODULES.get(argument.rsplit("_", 1)[-1])
 
 
-def load_by_name(layer, variables, store, optional=()):
+def load_by_name(
+    layer: keras.layers.Layer,
+    variables: list,
+    store: Any,
+    optional: tuple[str, ...] = (),
+) -> None:
     """Assign `variables` from a store, by name.
 
     Those in `optional` may be missing on either side.

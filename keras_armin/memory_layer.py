@@ -12,6 +12,7 @@ from keras_armin import validation
 from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_cell import init_parameters
 from keras_armin.memory_rnn import MemoryRNN
+from keras_armin.types import Shape
 
 FLAGS = (
     "return_sequences",
@@ -49,7 +50,7 @@ class MemoryLayer(MemoryRNN):
     temperature_step: keras.Variable | None = None
     noise_scale_step: keras.Variable | None = None
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "cell_class" not in vars(cls):
             return
@@ -68,7 +69,7 @@ class MemoryLayer(MemoryRNN):
             # For `help`.
             cls.__signature__ = cls.signature
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -93,7 +94,9 @@ class MemoryLayer(MemoryRNN):
         found = {name: getattr(self, f"{name}_schedule") for name in MINIMUM}
         return {name: x for name, x in found.items() if x is not None}
 
-    def build(self, sequences_shape, initial_state_shape=None):
+    def build(
+        self, sequences_shape: Shape, initial_state_shape: Any = None
+    ) -> None:
         super().build(sequences_shape, initial_state_shape)
         for name in self.schedules:
             step = self.add_weight(
@@ -105,7 +108,7 @@ class MemoryLayer(MemoryRNN):
             )
             setattr(self, f"{name}_step", step)
 
-    def _apply_schedules(self):
+    def _apply_schedules(self) -> None:
         for name, schedule in self.schedules.items():
             variable = getattr(self.cell, name)
             step = getattr(self, f"{name}_step")
@@ -113,20 +116,20 @@ class MemoryLayer(MemoryRNN):
             variable.assign(ops.maximum(value, MINIMUM[name]))
             step.assign_add(1)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         # Layers with and without schedules load each other's weights.
         for variable in self._own_weights():
             if variable.name in store.keys():
                 variable.assign(store[variable.name])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         for name, schedule in self.schedules.items():
             config[name] = keras.optimizers.schedules.serialize(schedule)
         return config
 
 
-def _split_schedules(arguments):
+def _split_schedules(arguments: dict[str, Any]) -> tuple[dict, dict]:
     """Split arguments into initial numbers and schedules.
 
     A schedule may also be given as its config.
@@ -149,7 +152,7 @@ def _split_schedules(arguments):
     return numbers, schedules
 
 
-def _as_schedule(value):
+def _as_schedule(value: Any) -> LearningRateSchedule | None:
     if isinstance(value, dict):
         return keras.optimizers.schedules.deserialize(value)
     if isinstance(value, LearningRateSchedule):

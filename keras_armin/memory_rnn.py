@@ -1,7 +1,7 @@
 """The base class of all memory layers, for cells of class `MemoryCell`."""
 
 from typing import Any
-from typing import NamedTuple
+from typing import Self
 
 import keras
 import numpy as np
@@ -9,21 +9,14 @@ from keras import ops
 
 from keras_armin import backends
 from keras_armin import keras_private
-from keras_armin import memory_ops
 from keras_armin import validation
 from keras_armin.keras_private import preserve_float64
 from keras_armin.memory_cell import load_by_name
-from keras_armin.noise import SequenceNoise
-from keras_armin.noise import StepNoise
-
-
-class LoopResult(NamedTuple):
-    """The results of a loop over a sequence, time-major."""
-
-    states: list
-    outputs: Any = None
-    read_weights: Any = None
-    write_weights: Any = None
+from keras_armin.reference_loop import LoopResult
+from keras_armin.reference_loop import run_cell
+from keras_armin.reference_loop import where_states
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
 
 
 class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
@@ -58,13 +51,9 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             steps are reset too.
     """
 
-    def __init__(self, cell, **kwargs):
-        super().__init__(cell, **kwargs)
-        # A trained initial state is known only once the weights of the cell
-        # are loaded, which is after those of the layer.
-        cell.on_weights_loaded = self.reset_state
-
-    def build(self, sequences_shape, initial_state_shape=None):
+    def build(
+        self, sequences_shape: Shape, initial_state_shape: Any = None
+    ) -> None:
         self._check_sequences_shape(sequences_shape)
         if not self.cell.built:
             self.cell.build((sequences_shape[0], sequences_shape[2]))
@@ -97,14 +86,19 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             for name, size in zip(self.cell.state_names, self.state_size)
         ]
         self.reset_state()
+        # A trained initial state is known only once the weights of the cell
+        # are loaded, which is after those of the layer.
+        self.cell.stateful_layers.add(self)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Before Keras converts or unpacks what is not a tensor.
         for sequences in args[:1] or [kwargs.get("sequences")]:
             self._check_kind(sequences)
         return super().__call__(*args, **kwargs)
 
-    def compute_output_spec(self, sequences, *args, **kwargs):
+    def compute_output_spec(
+        self, sequences: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         self._check_sequences(sequences)
         initial_state = args[0] if args else kwargs.get("initial_state")
         if initial_state is not None:
@@ -114,7 +108,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
                 self._check_flags(name, kwargs[name], sequences)
         return super().compute_output_spec(sequences, *args, **kwargs)
 
-    def compute_mask(self, sequences, mask):
+    def compute_mask(self, sequences: Tensor, mask: Tensor) -> Any:
         masks = super().compute_mask(sequences, mask)
         output_mask = masks[0] if self.return_state else masks
         if output_mask is None or not self.go_backwards:
@@ -124,11 +118,11 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
 
     def call(
         self,
-        sequences: Any,
+        sequences: Tensor,
         initial_state: list | dict | None = None,
-        mask: Any = None,
+        mask: Tensor = None,
         training: bool = False,
-        reset: Any = None,
+        reset: Tensor = None,
     ) -> Any:
         if training:
             self._apply_schedules()
@@ -159,7 +153,13 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
 
     @preserve_float64
     def _run_loop(
-        self, sequences, initial_state, mask, training, reset, trace=False
+        self,
+        sequences: Tensor,
+        initial_state: list | dict | None,
+        mask: Tensor,
+        training: bool,
+        reset: Tensor,
+        trace: bool = False,
     ) -> LoopResult:
         self._check_sequences(sequences)
         mask = self._resolve_mask(sequences, mask)
@@ -169,7 +169,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         start = self._initial_state_for(sequences, initial_state)
         if reset is not None and len(reset.shape) == 1:
             initial = self._cell_initial_state(ops.shape(sequences)[0])
-            start, reset = _where(reset[:, None], initial, start), None
+            start, reset = where_states(reset[:, None], initial, start), None
         sequences = ops.cast(sequences, self.cell.compute_dtype)
         sequences, mask, reset = self._to_time_major(sequences, mask, reset)
         if mask is not None:
@@ -192,10 +192,23 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             trace=trace,
         )
 
-    def _loop(self, sequences, states, **arguments) -> LoopResult:
+    def _loop(
+        self,
+        sequences: Tensor,
+        states: list,
+        reset: Tensor,
+        trace: bool,
+        **arguments: Any,
+    ) -> LoopResult:
         """Run the cell. A subclass may have a faster implementation."""
         return run_cell(
-            self.cell, sequences, states, unroll=self.unroll, **arguments
+            self.cell,
+            sequences,
+            states,
+            reset=reset,
+            trace=trace,
+            unroll=self.unroll,
+            **arguments,
         )
 
     def _initial_state_for(self, sequences, initial_state):
@@ -203,10 +216,10 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             states = self._check_initial_state(
                 initial_state, sequences.shape[0]
             )
-            if not all(_given(state) for state in states):
+            if any(state is None for state in states):
                 initial = self._cell_initial_state(ops.shape(sequences)[0])
                 states = [
-                    s if _given(s) else new for s, new in zip(states, initial)
+                    new if s is None else s for s, new in zip(states, initial)
                 ]
         elif self.stateful:
             # Copies: the variables change before the backward pass on torch.
@@ -299,7 +312,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             backends.scatter_state(variable, array)
 
     @property
-    def weights(self):
+    def weights(self) -> list:
         carried = {id(variable) for variable in self.states or ()}
         return [w for w in super().weights if id(w) not in carried]
 
@@ -308,11 +321,11 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         own = self._trainable_variables + self._non_trainable_variables
         return [v for v in own if id(v) not in carried]
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         for variable in self._own_weights():
             store[variable.name] = variable
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         load_by_name(self, self._own_weights(), store)
 
     def _check_sequences(self, sequences):
@@ -414,7 +427,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
                 f"'{self.name}' on data, or build it, first."
             )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["cell"]
         cell_config = self.cell.get_config()
@@ -423,7 +436,9 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         return {**config, **cell_config}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> Self:
         return cls(**config)
 
 
@@ -433,88 +448,3 @@ def _batch_layout(batch_size, size):
     if distribution is None or batch_size % distribution.num_model_replicas:
         return None
     return distribution.get_data_layout((batch_size, size))
-
-
-def run_cell(
-    cell,
-    sequences,
-    states,
-    *,
-    mask=None,
-    reset=None,
-    training=False,
-    unroll=False,
-    zero_output_for_mask=False,
-    keep_outputs=True,
-    trace=False,
-) -> LoopResult:
-    """Run a cell along the first axis of `sequences` `(time, batch, ...)`.
-
-    `mask` and `reset` have the shape `(time, batch, 1)`.
-    """
-    if trace and not cell.memory_slots:
-        raise TypeError(f"Cell '{cell.name}' has no memory to trace.")
-    time, batch = ops.shape(sequences)[:2]
-    step_noise, sequence_noise = StepNoise(), SequenceNoise()
-    if training:
-        step_noise, sequence_noise = cell.draw_noise(time, batch)
-    weights = cell.weight_tensors()
-    projected = cell.project(weights, sequences, sequence_noise)
-    noise = step_noise._asdict()
-    per_step = {
-        "projected": projected,
-        "noise": {name: x for name, x in noise.items() if _given(x)},
-    }
-    if _given(mask):
-        per_step["mask"] = mask
-    if _given(reset):
-        per_step["reset"] = reset
-        initial = cell.get_initial_state(batch_size=batch)
-
-    def step(states, now):
-        if "reset" in now:
-            states = _where(now["reset"], initial, states)
-        result = cell.step(
-            weights,
-            now["projected"],
-            states,
-            StepNoise(**now["noise"]),
-            sequence_noise,
-            training,
-        )
-        new_states, outputs = result.states, {}
-        if keep_outputs:
-            outputs["outputs"] = new_states[0]
-        if trace:
-            outputs["read_weights"] = memory_ops.as_weights(
-                result.read, cell.memory_slots
-            )
-            outputs["write_weights"] = memory_ops.as_weights(
-                result.written, cell.memory_slots
-            )
-        if "mask" in now:
-            new_states = _where(now["mask"], new_states, states)
-            outputs = _zero_masked(now["mask"], outputs)
-            if keep_outputs and not zero_output_for_mask:
-                outputs["outputs"] = new_states[0]
-        return new_states, outputs
-
-    states, outputs = backends.scan(step, states, per_step, unroll=unroll)
-    return LoopResult(states, **outputs)
-
-
-def _given(value):
-    return value is not None
-
-
-def _where(condition, yes, no):
-    return [
-        ops.where(condition, ops.cast(y, n.dtype), n) for y, n in zip(yes, no)
-    ]
-
-
-def _zero_masked(mask, outputs):
-    return {
-        name: ops.where(mask, x, ops.zeros_like(x))
-        for name, x in outputs.items()
-    }

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_armin.types import Tensor
+
 # Odd and far from any small multiple of 2**32, so that the seeds of steps and
 # the seeds of calls, which increase by one, do not coincide. The torch backend
 # of Keras seeds with the sum of both halves.
@@ -43,15 +45,15 @@ class SequenceNoise(NamedTuple):
 class FixedSeed(keras.random.SeedGenerator):
     """Passes a tensor as a seed, which `keras.random` accepts on JAX only."""
 
-    def __init__(self, value):
+    def __init__(self, value: Tensor) -> None:
         # Without super().__init__(), which would create a variable.
         self._value = value
 
-    def next(self, ordered=True):
+    def next(self, ordered: bool = True) -> Tensor:
         return self._value
 
 
-def derive_seed(seed, *path: int) -> int:
+def derive_seed(seed: int, *path: int) -> int:
     """An integer seed for each `path`, derived from `seed`.
 
     Consecutive seeds give unrelated results: on torch, seed generators of
@@ -61,7 +63,9 @@ def derive_seed(seed, *path: int) -> int:
     return int(sequence.generate_state(1)[0] >> 1)
 
 
-def step_seed(call_seed, count, draw: int, draws: int):
+def step_seed(
+    call_seed: Tensor, count: Tensor, draw: int, draws: int
+) -> FixedSeed:
     """Seed of one draw of one step, from the seed of the call.
 
     `count` is `(batch,)`: the writes of each sample. Their sum grows at every
@@ -72,24 +76,24 @@ def step_seed(call_seed, count, draw: int, draws: int):
     return FixedSeed(call_seed + ops.cast(offset, call_seed.dtype))
 
 
-def gumbel(shape, seed):
+def gumbel(shape: tuple, seed: Any) -> Tensor:
     uniform = keras.random.uniform(shape, dtype="float32", seed=seed)
     uniform = ops.clip(uniform, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)
     return -ops.log(-ops.log(uniform))
 
 
-def logistic(shape, seed):
+def logistic(shape: tuple, seed: Any) -> Tensor:
     """Logistic noise, which is the difference of two Gumbel noises."""
     uniform = keras.random.uniform(shape, dtype="float32", seed=seed)
     uniform = ops.clip(uniform, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)
     return ops.log(uniform) - ops.log1p(-uniform)
 
 
-def zoneout_mask(shape, rate: float, seed):
+def zoneout_mask(shape: tuple, rate: float, seed: Any) -> Tensor:
     """True with probability `rate`."""
     return keras.random.uniform(shape, dtype="float32", seed=seed) < rate
 
 
-def dropout_mask(shape, rate: float, dtype, seed):
+def dropout_mask(shape: tuple, rate: float, dtype: str, seed: Any) -> Tensor:
     kept = keras.random.uniform(shape, dtype="float32", seed=seed) >= rate
     return ops.cast(kept, dtype) / (1 - rate)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from keras_armin.inspection import MemoryTrace
 
 _READ_COLOUR = "#1f5fa8"
@@ -76,7 +78,7 @@ def plot_memory(
     return ax
 
 
-def _frame_writes(ax, writes):
+def _frame_writes(ax: Any, writes: np.ndarray) -> None:
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Rectangle
 

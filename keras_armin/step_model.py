@@ -12,6 +12,8 @@ from keras_armin.inspection import wrap_cell
 from keras_armin.keras_private import all_layers
 from keras_armin.keras_private import run_through_graph
 from keras_armin.memory_cell import MemoryCell
+from keras_armin.reference_loop import LoopResult
+from keras_armin.types import Tensor
 
 # Layers that process the steps of a sequence independently.
 _STEPWISE_LAYERS = (
@@ -90,7 +92,7 @@ class StepModel(keras.Model):
     (2, 12)
     """
 
-    def __call__(self, inputs, *args, **kwargs):
+    def __call__(self, inputs: list, *args: Any, **kwargs: Any) -> Any:
         # Keras does not accept a list of arrays and tensors, which inputs and
         # states usually are.
         inputs = [
@@ -125,7 +127,7 @@ class StepModel(keras.Model):
         return len(self.outputs) - self.num_states - reads
 
     @property
-    def _recurrent_steps(self):
+    def _recurrent_steps(self) -> list["RecurrentStep"]:
         return [x for x in self.layers if isinstance(x, RecurrentStep)]
 
 
@@ -176,25 +178,25 @@ def step_model(
     )
 
 
-def _with_time(model, steps):
+def _with_time(model: keras.Model, steps: list) -> list:
     """The inputs of the model: sequences of one step.
 
     Inputs without a time axis, such as a `reset`, are placeholders.
     """
-    steps = iter(steps)
+    remaining = iter(steps)
 
-    def one_step(x):
+    def one_step(x: Tensor) -> Any:
         if len(x.shape) > 1:
-            return ops.expand_dims(next(steps), 1)
+            return ops.expand_dims(next(remaining), 1)
         return keras.Input((), dtype=x.dtype)
 
     return [one_step(x) for x in model.inputs]
 
 
-def _without_time(model, outputs):
+def _without_time(model: keras.Model, outputs: list) -> list:
     time = next(x.shape[1] for x in model.inputs if len(x.shape) > 1)
 
-    def is_sequence(whole, step):
+    def is_sequence(whole: Any, step: Any) -> bool:
         return (
             len(whole.shape) > 1
             and whole.shape[1] == time
@@ -210,18 +212,20 @@ def _without_time(model, outputs):
 class _StepBuilder:
     """Replays a model with steps in place of its recurrent layers."""
 
-    def __init__(self, reads, stepwise):
+    def __init__(self, reads: bool, stepwise: tuple) -> None:
         self.with_reads = reads
         self.stepwise = (*_STEPWISE_LAYERS, *stepwise)
-        self.states, self.new_states, self.reads = [], [], []
-        self._names = set()
+        self.states: list = []
+        self.new_states: list = []
+        self.reads: list = []
+        self._names: set[str] = set()
 
-    def through(self, model, inputs):
+    def through(self, model: keras.Model, inputs: list) -> list:
         # Also converts a `Sequential`, and flattens the outputs.
         flat = keras.Model(model.inputs, model.outputs)
         return run_through_graph(flat, inputs, self._call)
 
-    def _call(self, layer, *args, **kwargs):
+    def _call(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(layer, keras.layers.RNN):
             return self._step(layer, *args, **kwargs)
         if _is_functional(layer) and _has_recurrence(layer):
@@ -231,8 +235,14 @@ class _StepBuilder:
         return layer(*args, **kwargs)
 
     def _step(
-        self, rnn, sequences, initial_state=None, mask=None, training=None, **_
-    ):
+        self,
+        rnn: keras.layers.RNN,
+        sequences: Tensor,
+        initial_state: Any = None,
+        mask: Tensor = None,
+        training: Any = None,
+        **_: Any,
+    ) -> Any:
         if initial_state is not None:
             raise ValueError(
                 f"The model passes an `initial_state` to layer '{rnn.name}', "
@@ -257,7 +267,7 @@ class _StepBuilder:
         self.reads += read
         return [output, *new_states] if rnn.return_state else output
 
-    def _check_stepwise(self, layer):
+    def _check_stepwise(self, layer: Any) -> None:
         if isinstance(layer, self.stepwise):
             return
         is_layer = isinstance(layer, keras.layers.Layer)
@@ -290,7 +300,9 @@ class RecurrentStep(keras.layers.Layer):
         of new states; the list of slots that were read, which may be empty.
     """
 
-    def __init__(self, rnn, reads=False, **kwargs):
+    def __init__(
+        self, rnn: keras.layers.RNN, reads: bool = False, **kwargs: Any
+    ) -> None:
         kwargs = {"name": rnn.name, "dtype": rnn.dtype_policy, **kwargs}
         super().__init__(**kwargs)
         if rnn.go_backwards:
@@ -330,14 +342,16 @@ class RecurrentStep(keras.layers.Layer):
     def state_sizes(self) -> list[int]:
         return keras.tree.flatten(self.rnn.state_size)
 
-    def initial_states(self, batch_size):
+    def initial_states(self, batch_size: Any) -> list:
         states = self.rnn.get_initial_state(batch_size)
         return [
             ops.cast(state, self.compute_dtype)
             for state in keras.tree.flatten(states)
         ]
 
-    def call(self, sequences: Any, states: list, mask: Any = None) -> tuple:
+    def call(
+        self, sequences: Tensor, states: list, mask: Tensor = None
+    ) -> tuple:
         if not self.has_memory:
             states = keras.tree.pack_sequence_as(self.rnn.state_size, states)
             output, *states = self.rnn(
@@ -355,31 +369,31 @@ class RecurrentStep(keras.layers.Layer):
         output = self.rnn._format_outputs(result)
         return output, result.states, [_slot(result)] if self.has_reads else []
 
-    def compute_mask(self, sequences, mask):
+    def compute_mask(self, sequences: Tensor, mask: Tensor) -> tuple:
         masks = self.rnn.compute_mask(sequences, mask)
         output = masks[0] if isinstance(masks, list) else masks
         states = [None] * len(self.state_sizes)
         return output, states, [None] if self.has_reads else []
 
 
-def _slot(result):
+def _slot(result: LoopResult) -> Tensor:
     weights = result.read_weights[0]  # of the single step
     return ops.where(
         ops.any(weights > 0, axis=-1), backends.argmax_slot(weights), -1
     )
 
 
-def _is_functional(layer):
+def _is_functional(layer: Any) -> bool:
     return isinstance(layer, keras.Model) and bool(
         getattr(layer, "inputs", None)
     )
 
 
-def _has_recurrence(model):
+def _has_recurrence(model: keras.Model) -> bool:
     return any(isinstance(x, keras.layers.RNN) for x in all_layers(model))
 
 
-def _check_model(model):
+def _check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise TypeError(
             "Argument `model` must be a `keras.Model`. Received: "

@@ -6,7 +6,9 @@ import keras
 from keras import ops
 
 from keras_armin import validation
+from keras_armin.step_model import StepModel
 from keras_armin.step_model import step_model
+from keras_armin.types import Tensor
 
 
 def streaming_model(
@@ -52,7 +54,9 @@ class StreamingModel(keras.Model):
     (2, 12)
     """
 
-    def __init__(self, step, batch_size=1, **kwargs):
+    def __init__(
+        self, step: StepModel, batch_size: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.step = step
         self.batch_size = validation.size("batch_size", batch_size)
@@ -95,7 +99,13 @@ class StreamingModel(keras.Model):
                 ops.where(samples[:, None], initial, variable.value)
             )
 
-    def export(self, filepath, format="tf_saved_model", verbose=True, **kwargs):
+    def export(
+        self,
+        filepath: Any,
+        format: str = "tf_saved_model",
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> None:
         """Export a SavedModel with the signatures `serve` and `reset`.
 
         `serve` takes the inputs of a step, `reset` a bool tensor of shape
@@ -111,7 +121,7 @@ class StreamingModel(keras.Model):
                 "states."
             )
 
-        def reset(samples):
+        def reset(samples: Tensor) -> Tensor:
             self.reset(samples)
             return samples
 
@@ -130,7 +140,7 @@ class StreamingModel(keras.Model):
         archive.add_endpoint("reset", reset, [samples], **kwargs)
         archive.write_out(str(filepath), verbose=verbose)
 
-    def _check_batch(self, inputs):
+    def _check_batch(self, inputs: list) -> None:
         expected = self.step.inputs[: self._first_state]
         if len(inputs) != len(expected):
             raise ValueError(

@@ -2,23 +2,27 @@
 
 import math
 import numbers
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 
+from keras_armin.types import Shape
 
-def _message(name, value, takes):
+
+def _message(name: str, value: Any, takes: str) -> str:
     return (
         f"Argument `{name}` must be {takes}. "
         f"Received: {name}={value!r} (of type {type(value).__name__})"
     )
 
 
-def _is_bool(value):
+def _is_bool(value: Any) -> bool:
     return isinstance(value, (bool, np.bool_))
 
 
-def size(name, value):
+def size(name: str, value: Any) -> int:
     """A positive integer, NumPy integers included, bools excluded."""
     if _is_bool(value) or not isinstance(value, numbers.Integral):
         raise TypeError(_message(name, value, "a positive integer"))
@@ -27,12 +31,12 @@ def size(name, value):
     return int(value)
 
 
-def size_or_default(name, value, default):
+def size_or_default(name: str, value: Any, default: int) -> int:
     """A positive integer, or the default for `None`."""
     return default if value is None else size(name, value)
 
 
-def memory_dim(value, units):
+def memory_dim(value: Any, units: int) -> int:
     """A size, `None` for `units`, or `"half"` of them, rounded up."""
     if value is None:
         return units
@@ -44,13 +48,13 @@ def memory_dim(value, units):
     return size("memory_dim", value)
 
 
-def _real(name, value, takes):
+def _real(name: str, value: Any, takes: str) -> float:
     if _is_bool(value) or not isinstance(value, numbers.Real):
         raise TypeError(_message(name, value, takes))
     return float(value)
 
 
-def rate(name, value):
+def rate(name: str, value: Any) -> float:
     """A probability below 1."""
     takes = "a number in [0, 1)"
     number = _real(name, value, takes)
@@ -59,14 +63,18 @@ def rate(name, value):
     return number
 
 
-def positive(name, value, takes="a finite number above 0"):
+def positive(
+    name: str, value: Any, takes: str = "a finite number above 0"
+) -> float:
     number = _real(name, value, takes)
     if not (number > 0.0 and math.isfinite(number)):
         raise ValueError(_message(name, value, takes))
     return number
 
 
-def not_negative(name, value, takes="a finite number of at least 0"):
+def not_negative(
+    name: str, value: Any, takes: str = "a finite number of at least 0"
+) -> float:
     number = _real(name, value, takes)
     if not (number >= 0.0 and math.isfinite(number)):
         raise ValueError(_message(name, value, takes))
@@ -79,7 +87,7 @@ _ANNEALING = {
 }
 
 
-def cell_scalar(name, value, check):
+def cell_scalar(name: str, value: Any, check: Callable) -> float:
     """A number that is a schedule in a layer only."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
     if isinstance(value, (schedule, dict)):
@@ -92,7 +100,7 @@ def cell_scalar(name, value, check):
     return check(name, value)
 
 
-def count(name, value):
+def count(name: str, value: Any) -> int:
     """A non-negative integer."""
     takes = "a non-negative integer"
     if _is_bool(value) or not isinstance(value, numbers.Integral):
@@ -102,20 +110,20 @@ def count(name, value):
     return int(value)
 
 
-def flag(name, value):
+def flag(name: str, value: Any) -> bool:
     if not _is_bool(value):
         raise TypeError(_message(name, value, "True or False"))
     return bool(value)
 
 
-def choice(name, value, options):
+def choice(name: str, value: Any, options: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in options:
         takes = "one of " + ", ".join(repr(option) for option in options)
         raise ValueError(_message(name, value, takes))
     return value
 
 
-def seed(name, value):
+def seed(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if _is_bool(value) or not isinstance(value, numbers.Integral):
@@ -123,7 +131,7 @@ def seed(name, value):
     return int(value)
 
 
-def real(name, value, layer_name):
+def real(name: str, value: Any, layer_name: str) -> None:
     """Raise unless the dtype can be cast to a real one."""
     try:
         dtype = keras.backend.standardize_dtype(value.dtype)
@@ -143,7 +151,7 @@ def real(name, value, layer_name):
     )
 
 
-def single_tensor(name, value, layer_name):
+def single_tensor(name: str, value: Any, layer_name: str) -> None:
     """Raise for several tensors, or their shapes."""
     if isinstance(value, (list, tuple, dict)):
         raise ValueError(
@@ -153,7 +161,9 @@ def single_tensor(name, value, layer_name):
         )
 
 
-def shape(name, got, expected, layer_name, meaning):
+def shape(
+    name: str, got: Shape, expected: Shape, layer_name: str, meaning: str
+) -> None:
     """Compare static shapes; `None` in either matches any size."""
     fits = len(got) == len(expected) and all(
         g is None or e is None or g == e for g, e in zip(got, expected)
@@ -167,14 +177,14 @@ def shape(name, got, expected, layer_name, meaning):
 
 
 def states(
-    name,
-    value,
-    state_names,
-    state_size,
-    batch_size,
-    layer_name,
-    partial=False,
-):
+    name: str,
+    value: Any,
+    state_names: tuple[str, ...],
+    state_size: list[int],
+    batch_size: Any,
+    layer_name: str,
+    partial: bool = False,
+) -> list:
     """Check a list of states of the shapes `(batch, size)` and return it.
 
     If it may be `partial`, states may be None, and a dict of states by name is

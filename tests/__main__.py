@@ -1,6 +1,7 @@
 """Run the suite on every backend and sum up the results.
 
     python -m tests                     all three
+    python -m tests --all               with the slow tests too
     python -m tests jax torch           some
     python -m tests torch -- -k mask    with arguments for pytest
 
@@ -86,6 +87,9 @@ def main(arguments):
     if "--" in arguments:
         cut = arguments.index("--")
         arguments, pytest_arguments = arguments[:cut], arguments[cut + 1 :]
+    if "--all" in arguments:
+        arguments = [x for x in arguments if x != "--all"]
+        pytest_arguments.append("--all")
     backends = arguments or BACKENDS
     unknown = set(backends) - set(BACKENDS)
     if unknown:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -15,15 +16,42 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-# New examples on a developer's machine; fewer, and the same ones, in CI.
-IN_CI = bool(os.environ.get("CI"))
-settings.register_profile(
-    "suite",
-    max_examples=4 if IN_CI else 15,
-    deadline=None,
-    derandomize=IN_CI,
-)
-settings.load_profile("suite")
+BACKEND = keras.backend.backend()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all", action="store_true", help="run the tests marked as slow too"
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "slow(*backends): runs only with --all, on these backends or on every "
+        "one if none is named",
+    )
+    # Few examples, the same ones each time; with --all more, and new ones.
+    settings.register_profile(
+        "quick", max_examples=4, deadline=None, derandomize=True
+    )
+    settings.register_profile("all", max_examples=15, deadline=None)
+    settings.load_profile("all" if config.getoption("--all") else "quick")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--all"):
+        return
+    slow = [item for item in items if _is_slow(item)]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not _is_slow(item)]
+
+
+def _is_slow(item):
+    return any(
+        not marker.args or BACKEND in marker.args
+        for marker in item.iter_markers("slow")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +61,22 @@ def seeded():
 
 @pytest.fixture(autouse=True, scope="module")
 def little_kept():
-    """Let go of what JAX compiled for a file of tests.
+    """Release what JAX has compiled, before there is too much of it.
 
     Every compiled function takes some memory maps, of which Linux gives a
-    process 65,530 and then lets it crash. 42,391 were counted in a worker
-    that kept all.
+    process 65,530 and then lets it crash.
     """
     yield
-    if keras.backend.backend() == "jax":
+    if BACKEND == "jax" and _memory_maps() > 30_000:
         import jax
 
         jax.clear_caches()
         gc.collect()
+
+
+def _memory_maps():
+    maps = pathlib.Path("/proc/self/maps")
+    return len(maps.read_bytes().splitlines()) if maps.exists() else 0
 
 
 @pytest.fixture
@@ -55,7 +87,7 @@ def rng():
 @pytest.fixture
 def float64():
     """Real float64: JAX gives float32 under that name unless told."""
-    if keras.backend.backend() != "jax":
+    if BACKEND != "jax":
         yield
         return
     import jax
@@ -68,31 +100,10 @@ def float64():
 @pytest.fixture
 def no_jit():
     """JAX without compilation, where a test runs hundreds of tiny graphs."""
-    if keras.backend.backend() != "jax":
+    if BACKEND != "jax":
         yield
         return
     import jax
 
     with jax.disable_jit():
         yield
-
-
-# On JAX every loop of every network takes seconds to compile: all of them
-# would take CI past its time. `python -m tests jax` runs them all.
-LEFT_OUT = ("DNC", "SAM", "TARDIS", "AwTA", "SAB")
-
-
-def in_ci_only_on(backend):
-    """Skip here if this is CI: it has time for one backend only."""
-    if IN_CI and keras.backend.backend() != backend:
-        pytest.skip(f"in CI on {backend} only, to save time")
-
-
-@pytest.fixture
-def in_time(request):
-    """For what is tested with each network: leaves some out of CI on JAX."""
-    name = request.node.name.partition("[")[2]
-    compiles = "network" in request.fixturenames
-    on_jax = keras.backend.backend() == "jax"
-    if on_jax and IN_CI and compiles and name.startswith(LEFT_OUT):
-        pytest.skip("takes minutes to compile on JAX: not in CI")

@@ -32,7 +32,7 @@ def _python_loop(step, carry, inputs, reverse, unstacked):
         lambda x: x if isinstance(x, list) else tf.unstack(x), inputs
     )
     length = len(common.leaves(inputs)[0])
-    outputs = [None] * length
+    outputs: list = [None] * length
     for time in reversed(range(length)) if reverse else range(length):
         inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
         carry, outputs[time] = step(carry, inputs_t)

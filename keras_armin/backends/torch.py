@@ -1,4 +1,6 @@
 import contextlib
+from typing import Any
+from typing import Self
 
 import keras
 import torch
@@ -42,11 +44,11 @@ def scan(
     )
     length = len(common.leaves(inputs)[0])
     collect = _Buffer if _in_place_is_allowed() else _Stack
-    columns = None
+    columns: dict = {}
     for time in reversed(range(length)) if reverse else range(length):
         inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
         carry, outputs = step(carry, inputs_t)
-        if columns is None:
+        if not columns:
             columns = {
                 name: (_List if name in unstacked else collect)(length, y)
                 for name, y in outputs.items()
@@ -86,7 +88,7 @@ class _Stack:
     """Outputs that autograd tracks."""
 
     def __init__(self, length, sample):
-        self.outputs = [None] * length
+        self.outputs: list = [None] * length
 
     def put(self, time, output):
         self.outputs[time] = output
@@ -362,7 +364,7 @@ def padding_advice(sequences):
     )
 
 
-class TrainingModeMixin:
+class TrainingModeMixin(torch.nn.Module):
     """Lets `train()` and `eval()` set the default of `training`.
 
     torch modules start in training mode, while calls of a Keras layer default
@@ -374,12 +376,12 @@ class TrainingModeMixin:
 
     _is_in_training_mode = False
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Self:
         if not (mode and keras_private.is_called_by_keras()):
             self._is_in_training_mode = bool(mode)
         return super().train(mode)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_in_training_mode and _mode_is_open(args, kwargs):
             kwargs["training"] = True
         return super().__call__(*args, **kwargs)

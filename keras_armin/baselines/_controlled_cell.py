@@ -1,16 +1,23 @@
 """The base class of NTM, DNC and SAM: an LSTM that controls heads."""
 
+from typing import Any
+
 import numpy as np
 
 from keras_armin import memory_ops
 from keras_armin import validation
 from keras_armin.armin_equations import affine
 from keras_armin.backends import ops
-from keras_armin.baselines._initial_states import InitialStates
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.gradient_clipping import clip_gradient
+from keras_armin.initial_states import InitialStates
 from keras_armin.memory_cell import CellResult
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 VARIANTS = ("published", "released")
 # Head pre-activations beyond this would only overflow.
@@ -33,14 +40,14 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
 
     def __init__(
         self,
-        units,
-        memory_slots,
-        memory_dim,
-        num_reads,
-        variant,
-        learn_initial_state,
-        **kwargs,
-    ):
+        units: int,
+        memory_slots: int,
+        memory_dim: int | None,
+        num_reads: int,
+        variant: str,
+        learn_initial_state: bool,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         self.memory_slots = validation.size("memory_slots", memory_slots)
         self.memory_dim = validation.size_or_default(
@@ -55,15 +62,15 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
         self.output_size = self.units + self.feedback_size
 
     @property
-    def released(self):
+    def released(self) -> bool:
         return self.variant == "released"
 
     @property
-    def state_names(self):
+    def state_names(self) -> tuple[str, ...]:
         return ("output", "c", "memory", *self.extra_states, "pointer")
 
     @property
-    def state_size(self):
+    def state_size(self) -> list[int]:
         return [
             self.output_size,
             self.units,
@@ -74,7 +81,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
 
     # --- weights ------------------------------------------------------------
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.set_input_shape(input_shape)
         self.build_lstm()
         sizes = list(self.interface_sizes.values())
@@ -90,7 +97,7 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
         self.built = True
 
     @property
-    def trainable_initial_states(self):
+    def trainable_initial_states(self) -> dict[str, tuple]:
         return {
             "output": (np.zeros(self.output_size), ops.tanh),
             "c": (np.zeros(self.units), ops.tanh),
@@ -99,7 +106,13 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
     # --- equations ----------------------------------------------------------
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         state = dict(zip(self.state_names, states))
         h, c = self.lstm(
@@ -139,10 +152,10 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
             written,
         )
 
-    def head_inputs(self, h, c):
+    def head_inputs(self, h: Tensor, c: Tensor) -> Tensor:
         return h
 
-    def _interface(self, weights, h, wide):
+    def _interface(self, weights: Tensors, h: Tensor, wide: str) -> Tensors:
         """The parts of the interface by name, `(batch, size)` each."""
         numbers = affine(
             h, weights["interface_kernel"], weights.get("interface_bias")
@@ -156,10 +169,10 @@ class ControlledCell(InitialStates, LSTMDrivenCell):
             zip(self.interface_sizes, ops.split(numbers, ends, axis=-1))
         )
 
-    def _flat(self, name, x, dtype):
+    def _flat(self, name: str, x: Tensor, dtype: str) -> Tensor:
         width = dict(zip(self.state_names, self.state_size))[name]
         return ops.reshape(ops.cast(x, dtype), (-1, width))
 
-    def per_head(self, x, heads):
+    def per_head(self, x: Tensor, heads: int) -> Tensor:
         """`(batch, heads * width)` as `(batch, heads, width)`."""
         return ops.reshape(x, (-1, heads, x.shape[-1] // heads))

@@ -6,6 +6,7 @@ number of heads. Everything is in float32 or wider.
 
 from keras_armin.backends import ops
 from keras_armin.memory_ops import softmax
+from keras_armin.types import Tensor
 
 # Under the square root of a norm, whose gradient at a row of zeros would
 # otherwise be NaN.
@@ -21,29 +22,29 @@ TIE = 1e-6
 NEVER = -1e30
 
 
-def unit_rows(x):
+def unit_rows(x: Tensor) -> Tensor:
     """Each row of the last axis divided by its length."""
     squared = ops.sum(ops.square(x), axis=-1)
     return x * ops.expand_dims(ops.rsqrt(squared + NORM_EPSILON), -1)
 
 
-def cosine(memory, keys):
+def cosine(memory: Tensor, keys: Tensor) -> Tensor:
     """Similarity of keys `(batch, k, w)` and rows: `(batch, k, n)`."""
     rows = ops.swapaxes(unit_rows(memory), 1, 2)
     return ops.matmul(unit_rows(keys), rows)
 
 
-def one_plus(x):
+def one_plus(x: Tensor) -> Tensor:
     """A strength of at least 1."""
     return ops.clip(1 + ops.softplus(x), 0.0, LARGEST_STRENGTH)
 
 
-def content(similarities, strengths):
+def content(similarities: Tensor, strengths: Tensor) -> Tensor:
     """Weights `(batch, k, n)` by content; strengths are `(batch, k, 1)`."""
     return softmax(strengths * similarities)
 
 
-def nearest(similarities, strengths, top_k):
+def nearest(similarities: Tensor, strengths: Tensor, top_k: int) -> Tensor:
     """As `content`, over the `top_k` most similar rows only."""
     slots = similarities.shape[-1]
     if top_k >= slots:
@@ -54,7 +55,7 @@ def nearest(similarities, strengths, top_k):
     return softmax(ops.where(chosen > 0, scores, NEVER))
 
 
-def largest(x, top_k):
+def largest(x: Tensor, top_k: int) -> Tensor:
     """Indices of the `top_k` largest along the last axis, no gradient.
 
     Of equal ones, such as empty rows, the first; backends differ in that.
@@ -64,7 +65,7 @@ def largest(x, top_k):
     return ops.top_k(ops.stop_gradient(x) - TIE / slots * later, top_k)[1]
 
 
-def shift(weights, taps):
+def shift(weights: Tensor, taps: Tensor) -> Tensor:
     """Circular convolution of `(batch, k, n)` with `(batch, k, 2 s + 1)`.
 
     The middle tap keeps the weights; the next one moves them by one slot.
@@ -77,18 +78,20 @@ def shift(weights, taps):
     return sum(moved[1:], moved[0])
 
 
-def sharpen(weights, sharpness):
+def sharpen(weights: Tensor, sharpness: Tensor) -> Tensor:
     """`weights ** sharpness`, normalised to a sum of 1."""
     weights = ops.clip(weights, SMALLEST_WEIGHT, 1.0)
     return softmax(sharpness * ops.log(weights))
 
 
-def read(memory, weights):
+def read(memory: Tensor, weights: Tensor) -> Tensor:
     """Rows `(batch, n, w)` summed by `(batch, k, n)`: `(batch, k, w)`."""
     return ops.matmul(weights, memory)
 
 
-def erase_and_add(memory, weights, erase, add):
+def erase_and_add(
+    memory: Tensor, weights: Tensor, erase: Tensor, add: Tensor
+) -> Tensor:
     """Each head erases, `(batch, k, w)` between 0 and 1, then each adds."""
     columns = ops.expand_dims(weights, -1)
     kept = 1 - columns * ops.expand_dims(erase, 2)

@@ -22,6 +22,8 @@ from keras_armin.memory_cell import package_class
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from keras_armin.normalization import layer_norm
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 
 class LSTMDrivenCell(MemoryCell):
@@ -62,8 +64,8 @@ class LSTMDrivenCell(MemoryCell):
         dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
         seed: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         given = locals()
         super().__init__(
             dropout=dropout,
@@ -83,7 +85,7 @@ class LSTMDrivenCell(MemoryCell):
 
     # --- weights ------------------------------------------------------------
 
-    def build_lstm(self):
+    def build_lstm(self) -> None:
         sizes = self._gate_sizes
         self.kernel = self.add_kernel("kernel", "kernel", self.input_dim, sizes)
         self.recurrent_kernel = self.add_kernel(
@@ -97,7 +99,7 @@ class LSTMDrivenCell(MemoryCell):
         if self.layer_norm:
             self._build_norms()
 
-    def _build_norms(self):
+    def _build_norms(self) -> None:
         zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
         width = sum(self._gate_sizes)
         self.norm_gain = self.add_norm("norm_gain", width, ones)
@@ -113,11 +115,11 @@ class LSTMDrivenCell(MemoryCell):
         )
 
     @property
-    def _gate_sizes(self):
+    def _gate_sizes(self) -> list[int]:
         """Widths of i, f, o and j: gates with the same activation first."""
         return [self.units] * 4
 
-    def _gate_starts(self, initializer, holds_forget_bias):
+    def _gate_starts(self, initializer: Any, holds_forget_bias: bool) -> list:
         """The width and initializer of each gate of a bias."""
         starts = [(size, initializer) for size in self._gate_sizes]
         if self.unit_forget_bias and holds_forget_bias:
@@ -127,17 +129,17 @@ class LSTMDrivenCell(MemoryCell):
     # --- randomness ---------------------------------------------------------
 
     @property
-    def step_draws(self):
+    def step_draws(self) -> int:
         """Number of random tensors per step."""
         return int(self.zoneout_cell > 0) + int(self.zoneout_hidden > 0)
 
-    def draw_step_noise(self, leading, seeds):
-        seeds = iter(seeds)
+    def draw_step_noise(self, leading: tuple, seeds: list) -> StepNoise:
+        unused = iter(seeds)
         shape = (*leading, self.units)
 
-        def draw(rate):
+        def draw(rate: float) -> Tensor:
             return (
-                noise.zoneout_mask(shape, rate, next(seeds)) if rate else None
+                noise.zoneout_mask(shape, rate, next(unused)) if rate else None
             )
 
         return StepNoise(
@@ -146,27 +148,32 @@ class LSTMDrivenCell(MemoryCell):
         )
 
     @property
-    def recurrent_width(self):
+    def recurrent_width(self) -> int:
         """`recurrent_dropout` is applied to h and the feedback."""
         return self.units + self.feedback_size
 
     # --- equations ----------------------------------------------------------
 
-    def project(self, weights, inputs, sequence_noise=SequenceNoise()):
+    def project(
+        self,
+        weights: Tensors,
+        inputs: Tensor,
+        sequence_noise: SequenceNoise = SequenceNoise(),
+    ) -> Tensors:
         """Everything that depends on `inputs` `(..., features)` alone."""
         inputs = prepare_inputs(inputs, sequence_noise)
         return {"gates": affine(inputs, weights["kernel"], weights.get("bias"))}
 
     def lstm(
         self,
-        weights,
-        projected,
-        entering,
-        c_tm1,
-        step_noise,
-        sequence_noise,
-        training,
-    ):
+        weights: Tensors,
+        projected: Tensors,
+        entering: Tensor,
+        c_tm1: Tensor,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
         """The new h and c. `entering` is h, followed by the feedback."""
         gates = self.gates(
             weights,
@@ -189,11 +196,17 @@ class LSTMDrivenCell(MemoryCell):
         )
         return h, c
 
-    def gates(self, weights, projected, entering, step_noise):
+    def gates(
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        entering: Tensor,
+        step_noise: StepNoise,
+    ) -> Tensor:
         """i, f, o and j before normalisation and activation."""
         return addmm(projected["gates"], entering, weights["recurrent_kernel"])
 
-    def _activate(self, weights, gates):
+    def _activate(self, weights: Tensors, gates: Tensor) -> tuple:
         """i, f, o and j, from all of them before normalisation."""
         u = self.units
         if self.layer_norm:
@@ -210,7 +223,7 @@ class LSTMDrivenCell(MemoryCell):
         i, f, o = ops.split(gates, [u, 2 * u], axis=-1)
         return i, f, o, self.activation(j)
 
-    def _norm_state(self, weights, c):
+    def _norm_state(self, weights: Tensors, c: Tensor) -> Tensor:
         if not self.layer_norm:
             return c
         return layer_norm(
@@ -220,7 +233,7 @@ class LSTMDrivenCell(MemoryCell):
             weights["state_norm_bias"],
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             **self.serialize_arguments(
@@ -229,7 +242,7 @@ class LSTMDrivenCell(MemoryCell):
         }
 
 
-def count_step(pointer):
+def count_step(pointer: Tensor) -> Tensor:
     """The pointer after one more step."""
     count = memory_ops.pointer_to_count(pointer)
     return memory_ops.count_to_pointer(

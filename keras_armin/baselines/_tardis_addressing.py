@@ -8,13 +8,16 @@ from keras_armin.armin_equations import times
 from keras_armin.backends import ops
 from keras_armin.baselines._heads import NORM_EPSILON
 from keras_armin.baselines._heads import unit_rows
+from keras_armin.memory_cell import MemoryCell
 from keras_armin.normalization import layer_norm
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # Subtracted from the logit of the slot that was read last.
 PENALTY = 100.0
 
 
-class TARDISAddressing:
+class TARDISAddressing(MemoryCell):
     """Logits from a small network applied to each slot.
 
         logit_i = a tanh(W [x, state, key_i, M_i, u] + b)
@@ -26,19 +29,19 @@ class TARDISAddressing:
     states `usage` and `last_read`, which compute the part of `x` and `b`.
     """
 
-    def set_addressing(self, key_dim, address_units):
+    def set_addressing(self, key_dim: int, address_units: int | None) -> None:
         self.key_dim = validation.size("key_dim", key_dim)
         self.address_units = validation.size_or_default(
             "address_units", address_units, max(1, self.units // 4)
         )
 
     @property
-    def address_states(self):
+    def address_states(self) -> dict[str, int]:
         """Sizes of the states by name: read counts, and the last slot."""
         digits = memory_ops.POINTER_DIGITS
         return {"usage": self.memory_slots * digits, "last_read": digits}
 
-    def build_addressing(self, learn_keys):
+    def build_addressing(self, learn_keys: bool) -> None:
         width = [self.address_units]
         rows = {
             "address_memory_kernel": self.memory_dim,
@@ -67,8 +70,14 @@ class TARDISAddressing:
             )
 
     def address_logits(
-        self, weights, from_inputs, from_state, memory, usage, last_read
-    ):
+        self,
+        weights: Tensors,
+        from_inputs: Tensor,
+        from_state: Tensor,
+        memory: Tensor,
+        usage: Tensor,
+        last_read: Tensor,
+    ) -> Tensor:
         """Logits `(batch, n)` in float32 or wider.
 
         `from_inputs` and `from_state` are `(batch, address_units)`; `usage`
@@ -97,14 +106,16 @@ class TARDISAddressing:
         logits = logits - PENALTY * self._last(last_read, wide)
         return unit_rows(logits) if self.released else logits
 
-    def apply_temperature(self, logits, gumbel, weights):
+    def apply_temperature(
+        self, logits: Tensor, gumbel: Tensor, weights: Tensors
+    ) -> Tensor:
         """Scores: logits with noise, divided by the temperature."""
         if gumbel is not None:
             gumbel = ops.cast(gumbel, logits.dtype)
             logits = logits + times(gumbel, weights.get("noise_scale"))
         return logits / ops.cast(weights["temperature"], logits.dtype)
 
-    def record_read(self, read, usage):
+    def record_read(self, read: Tensor, usage: Tensor) -> list:
         """The states after a read of a slot `(batch,)`, or by weights."""
         slot = read if len(read.shape) == 1 else ops.argmax(read, -1)
         slot = ops.cast(slot, "int32")
@@ -118,11 +129,11 @@ class TARDISAddressing:
             memory_ops.count_to_pointer(slot + 1, usage.dtype),
         ]
 
-    def _counts(self, usage):
+    def _counts(self, usage: Tensor) -> Tensor:
         digits = (-1, self.memory_slots, memory_ops.POINTER_DIGITS)
         return memory_ops.pointer_to_count(ops.reshape(usage, digits))
 
-    def _normal_usage(self, counts, dtype):
+    def _normal_usage(self, counts: Tensor, dtype: str) -> Tensor:
         counts = ops.cast(counts, dtype)
         if self.released:
             return unit_rows(counts)
@@ -130,6 +141,6 @@ class TARDISAddressing:
         variance = ops.expand_dims(ops.mean(ops.square(centred), -1), -1)
         return centred * ops.rsqrt(variance + NORM_EPSILON)
 
-    def _last(self, last_read, dtype):
+    def _last(self, last_read: Tensor, dtype: str) -> Tensor:
         slot = memory_ops.pointer_to_count(last_read) - 1
         return ops.one_hot(slot, self.memory_slots, dtype=dtype)

@@ -1,6 +1,7 @@
 """AwTA: ARMIN with TARDIS addressing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -12,6 +13,11 @@ from keras_armin.baselines._tardis_addressing import TARDISAddressing
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_cell import argument_names
 from keras_armin.memory_layer import MemoryLayer
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -84,8 +90,8 @@ class AwTACell(TARDISAddressing, ARMINCell):
         recency_addressing: bool = False,
         unit_gate_bias: bool = False,
         write_activation: str | Callable | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             units,
             memory_slots,
@@ -109,24 +115,30 @@ class AwTACell(TARDISAddressing, ARMINCell):
         self.state_size = [*self.state_size, *self.address_states.values()]
 
     @property
-    def released(self):
+    def released(self) -> bool:
         return self.variant == "released"
 
     @property
-    def state_names(self):
+    def state_names(self) -> tuple[str, ...]:
         return (*super().state_names, *self.address_states)
 
     @property
-    def address_width(self):
+    def address_width(self) -> int:
         """Number of address columns: those of the hidden layer."""
         return self.address_units
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         self.build_addressing(learn_keys=True)
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         *of_armin, usage, last_read = states
         projected = {**projected, "usage": usage, "last_read": last_read}
@@ -141,11 +153,21 @@ class AwTACell(TARDISAddressing, ARMINCell):
         states = [*step.states, *self.record_read(step.read, usage)]
         return step._replace(states=states)
 
-    def scale_scores(self, weights, projected, gumbel):
+    def scale_scores(
+        self, weights: Tensors, projected: Tensors, gumbel: Tensor
+    ) -> tuple[Tensors, Tensors]:
         """Deferred to `_scores`: the logits of TARDIS are not a sum."""
         return weights, {**projected, "gumbel": gumbel}
 
-    def _scores(self, weights, projected, query, h, memory, in_place):
+    def _scores(
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        query: Tensor,
+        h: Tensor,
+        memory: Tensor,
+        in_place: bool,
+    ) -> Tensor:
         logits = self.address_logits(
             weights,
             projected["address"],
@@ -156,7 +178,7 @@ class AwTACell(TARDISAddressing, ARMINCell):
         )
         return self.apply_temperature(logits, projected["gumbel"], weights)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {
             **super().get_config(),
             **self.serialize_arguments(argument_names(AwTACell)),

@@ -1,5 +1,7 @@
 """The Differentiable Neural Computer."""
 
+from typing import Any
+
 import keras
 
 from keras_armin.backends import ops
@@ -7,6 +9,8 @@ from keras_armin.baselines import _heads
 from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.memory_ops import softmax
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # A usage of zero has no logarithm; same margin as in the published code.
 SMALLEST_USAGE = 1e-6
@@ -84,8 +88,8 @@ class DNCCell(ControlledCell):
         num_reads: int = 1,
         variant: str = "published",
         learn_initial_state: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             units,
             memory_slots=memory_slots,
@@ -97,7 +101,7 @@ class DNCCell(ControlledCell):
         )
 
     @property
-    def extra_states(self):
+    def extra_states(self) -> dict[str, int]:
         n = self.memory_slots
         return {
             "usage": n,
@@ -108,7 +112,7 @@ class DNCCell(ControlledCell):
         }
 
     @property
-    def interface_sizes(self):
+    def interface_sizes(self) -> dict[str, int]:
         reads, width = self.num_reads, self.memory_dim
         return {
             "read_keys": reads * width,
@@ -123,7 +127,9 @@ class DNCCell(ControlledCell):
             "modes": MODES * reads,
         }
 
-    def use_memory(self, parts, memory, extra, count):
+    def use_memory(
+        self, parts: Tensors, memory: Tensor, extra: Tensors, count: Tensor
+    ) -> tuple:
         w_r = self.per_head(extra["read_weights"], self.num_reads)
         w_w, link = extra["write_weights"], self._square(extra["link"])
         if not self.released:
@@ -147,7 +153,9 @@ class DNCCell(ControlledCell):
         }
         return _heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
 
-    def _write_weights(self, parts, memory, used):
+    def _write_weights(
+        self, parts: Tensors, memory: Tensor, used: Tensor
+    ) -> Tensor:
         by_content = self._content(
             memory, parts["write_key"][:, None], parts["write_strength"]
         )[:, 0]
@@ -155,7 +163,9 @@ class DNCCell(ControlledCell):
         where = gate * allocation(used) + (1 - gate) * by_content
         return ops.sigmoid(parts["write_gate"]) * where
 
-    def _read_weights(self, parts, memory, link, w_r):
+    def _read_weights(
+        self, parts: Tensors, memory: Tensor, link: Tensor, w_r: Tensor
+    ) -> Tensor:
         keys = self.per_head(parts["read_keys"], self.num_reads)
         by_content = self._content(memory, keys, parts["read_strengths"])
         # Rows of w_r are heads: w L^T is forward, w L is backward.
@@ -169,7 +179,9 @@ class DNCCell(ControlledCell):
             + modes[..., 2:3] * by_content
         )
 
-    def _content(self, memory, keys, strengths):
+    def _content(
+        self, memory: Tensor, keys: Tensor, strengths: Tensor
+    ) -> Tensor:
         strengths = ops.expand_dims(strengths, -1)
         similarities = _heads.cosine(memory, self._vector(keys))
         if self.released:
@@ -177,14 +189,14 @@ class DNCCell(ControlledCell):
             return _heads.content(similarities / self.memory_dim, strengths)
         return _heads.content(similarities, _heads.one_plus(strengths))
 
-    def _vector(self, numbers):
+    def _vector(self, numbers: Tensor) -> Tensor:
         return ops.tanh(numbers) if self.released else numbers
 
-    def _square(self, flat):
+    def _square(self, flat: Tensor) -> Tensor:
         return ops.reshape(flat, (-1, self.memory_slots, self.memory_slots))
 
 
-def usage(before, w_w, w_r, free):
+def usage(before: Tensor, w_w: Tensor, w_r: Tensor, free: Tensor) -> Tensor:
     """How far each slot `(batch, n)` is in use, between 0 and 1."""
     used = before + w_w - before * w_w
     freed = 1 - ops.expand_dims(free, -1) * w_r
@@ -193,7 +205,7 @@ def usage(before, w_w, w_r, free):
     return ops.clip(used, 0.0, 1.0)
 
 
-def allocation(used):
+def allocation(used: Tensor) -> Tensor:
     """Allocation weights `(batch, n)` of the least used slots.
 
     In the order of usage, a slot gets the fraction `1 - u` of what the slots
@@ -213,7 +225,7 @@ def allocation(used):
     return (1 - used) * ops.exp(left_over)
 
 
-def linked(link, w_w, precedence):
+def linked(link: Tensor, w_w: Tensor, precedence: Tensor) -> Tensor:
     """`link[i, j]`: how far slot i was written right after slot j."""
     to, of = ops.expand_dims(w_w, 2), ops.expand_dims(w_w, 1)
     kept = ops.clip(1 - to - of, 0.0, 1.0) * link
@@ -224,13 +236,13 @@ def linked(link, w_w, precedence):
     return new * ops.cast(elsewhere, link.dtype)
 
 
-def preceded(precedence, w_w):
+def preceded(precedence: Tensor, w_w: Tensor) -> Tensor:
     """How far each slot was the last one written to."""
     left = 1 - ops.expand_dims(ops.sum(w_w, axis=-1), -1)
     return ops.clip(left, 0.0, 1.0) * precedence + w_w
 
 
-def _over_heads(modes):
+def _over_heads(modes: Tensor) -> Tensor:
     """As in the released code: with one head all modes are 1."""
     if modes.shape[1] == 1:
         return ops.ones_like(modes)

@@ -1,6 +1,7 @@
 """An LSTM with layer normalisation and zoneout."""
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -9,6 +10,10 @@ from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensors
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -86,8 +91,8 @@ class LayerNormLSTMCell(LSTMDrivenCell):
         use_bias: bool = True,
         unit_forget_bias: bool = True,
         layer_norm: bool = True,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             units,
             activation=activation,
@@ -100,13 +105,19 @@ class LayerNormLSTMCell(LSTMDrivenCell):
         self.output_size = self.units
         self.state_size = [self.units, self.units, memory_ops.POINTER_DIGITS]
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.set_input_shape(input_shape)
         self.build_lstm()
         self.built = True
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         h_tm1, c_tm1, pointer = states
         h, c = self.lstm(

@@ -1,5 +1,7 @@
 """The Neural Turing Machine."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -10,6 +12,8 @@ from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.memory_ops import softmax
 from keras_armin.memory_ops import wide_dtype
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # Initial value of the memory: rows of zeros would have no direction.
 EMPTY = 1e-6
@@ -92,8 +96,8 @@ class NTMCell(ControlledCell):
         shift_range: int = 1,
         variant: str = "published",
         learn_initial_state: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             units,
             memory_slots=memory_slots,
@@ -107,18 +111,18 @@ class NTMCell(ControlledCell):
         self.shift_range = validation.size("shift_range", shift_range)
 
     @property
-    def num_heads(self):
+    def num_heads(self) -> int:
         return self.num_reads + self.num_writes
 
     @property
-    def extra_states(self):
+    def extra_states(self) -> dict[str, int]:
         return {
             "read_weights": self.num_reads * self.memory_slots,
             "write_weights": self.num_writes * self.memory_slots,
         }
 
     @property
-    def interface_sizes(self):
+    def interface_sizes(self) -> dict[str, int]:
         sizes = {
             "keys": self.num_heads * self.memory_dim,
             "strengths": self.num_heads,
@@ -132,7 +136,7 @@ class NTMCell(ControlledCell):
         return sizes
 
     @property
-    def trainable_initial_states(self):
+    def trainable_initial_states(self) -> dict[str, tuple]:
         learnt = super().trainable_initial_states
         if self.released:
             learnt["output"] = (np.zeros(self.units), ops.tanh)
@@ -144,16 +148,16 @@ class NTMCell(ControlledCell):
             learnt[name] = (start, self._softmax_of_heads)
         return learnt
 
-    def _softmax_of_heads(self, numbers):
+    def _softmax_of_heads(self, numbers: Tensor) -> Tensor:
         rows = ops.reshape(numbers, (-1, self.memory_slots))
         return ops.reshape(softmax(rows), (-1,))
 
-    def _random_rows(self):
+    def _random_rows(self) -> np.ndarray:
         """Different rows: heads cannot distinguish equal ones."""
         size = self.memory_slots * self.memory_dim
         return np.random.RandomState(0).uniform(-1.0, 1.0, size)
 
-    def constant_initial_states(self):
+    def constant_initial_states(self) -> dict[str, np.ndarray]:
         if self.released:
             return {"memory": 1 / (1 + np.exp(-self._random_rows()))}
         start = {"memory": np.full(self.memory_slots * self.memory_dim, EMPTY)}
@@ -162,14 +166,16 @@ class NTMCell(ControlledCell):
             start[name] = np.tile(first, width // self.memory_slots)
         return start
 
-    def head_inputs(self, h, c):
+    def head_inputs(self, h: Tensor, c: Tensor) -> Tensor:
         if not self.released:
             return h
         # The sum of squares of a large state does not fit into float16.
         wide = ops.cast(c, wide_dtype(self.compute_dtype))
         return ops.cast(_heads.unit_rows(wide), c.dtype)
 
-    def use_memory(self, parts, memory, extra, count):
+    def use_memory(
+        self, parts: Tensors, memory: Tensor, extra: Tensors, count: Tensor
+    ) -> tuple:
         weights = self._address(parts, memory, extra, count)
         read_weights = weights[:, : self.num_reads]
         write_weights = weights[:, self.num_reads :]
@@ -189,7 +195,9 @@ class NTMCell(ControlledCell):
             ops.mean(write_weights, 1),
         )
 
-    def _address(self, parts, memory, extra, count):
+    def _address(
+        self, parts: Tensors, memory: Tensor, extra: Tensors, count: Tensor
+    ) -> Tensor:
         """New weights of all heads, read heads first: `(batch, k, n)`."""
         parts = {
             name: self.per_head(parts[name], self.num_heads)
@@ -215,7 +223,7 @@ class NTMCell(ControlledCell):
             weights, ops.clip(sharpness, 1.0, _heads.LARGEST_SHARPNESS)
         )
 
-    def _at_first_slot(self, before, count):
+    def _at_first_slot(self, before: Tensor, count: Tensor) -> Tensor:
         """The weights, or slot 0 if they are all zero at the first step.
 
         `keras.layers.RNN.reset_state` writes zeros, from which heads would
@@ -228,7 +236,7 @@ class NTMCell(ControlledCell):
         )
         return ops.where(start, first[:, None], before)
 
-    def _vectors(self, numbers, count):
+    def _vectors(self, numbers: Tensor, count: int) -> Tensor:
         if len(numbers.shape) == 2:
             numbers = self.per_head(numbers, count)
         return numbers if self.released else ops.tanh(numbers)

@@ -1,5 +1,7 @@
 """Sparse attentive backtracking."""
 
+from typing import Any
+
 import keras
 
 from keras_armin import memory_ops
@@ -12,6 +14,11 @@ from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
+from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 
 @keras.saving.register_keras_serializable(package="keras_armin")
@@ -81,8 +88,8 @@ class SABCell(LSTMDrivenCell):
         store_every: int = 1,
         truncate_every: int = 10,
         address_units: int | None = None,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         self.memory_slots = validation.size("memory_slots", memory_slots)
         self.top_k = validation.size("top_k", top_k)
@@ -100,7 +107,7 @@ class SABCell(LSTMDrivenCell):
             memory_ops.POINTER_DIGITS,
         ]
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.set_input_shape(input_shape)
         self.build_lstm()
         for name in ("query_kernel", "key_kernel"):
@@ -118,7 +125,13 @@ class SABCell(LSTMDrivenCell):
         self.built = True
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         output, c, flat, pointer = states
         count = memory_ops.pointer_to_count(pointer)
@@ -144,11 +157,13 @@ class SABCell(LSTMDrivenCell):
         ]
         return CellResult(new, recall, written)
 
-    def stored(self, count):
+    def stored(self, count: Tensor) -> Tensor:
         """How many states were stored in the first `count` steps."""
         return ops.floor_divide(count + self.store_every - 1, self.store_every)
 
-    def _recall_weights(self, weights, rows, h, count):
+    def _recall_weights(
+        self, weights: Tensors, rows: Tensor, h: Tensor, count: Tensor
+    ) -> Tensor:
         wide = memory_ops.wide_dtype(self.compute_dtype)
         query = affine(h, weights["query_kernel"], weights.get("query_bias"))
         keys = rows[..., self.units :]
@@ -163,7 +178,9 @@ class SABCell(LSTMDrivenCell):
         filled = place <= ops.expand_dims(self.stored(count), -1)
         return sparse_weights(scores, filled, self.top_k)[:, 1:]
 
-    def _store(self, weights, rows, h, count):
+    def _store(
+        self, weights: Tensors, rows: Tensor, h: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Store `h` if it is due; the new rows, and the write weights."""
         row = ops.concatenate([h, ops.matmul(h, weights["key_kernel"])], -1)
         slot = ops.mod(self.stored(count), self.memory_slots)
@@ -174,7 +191,7 @@ class SABCell(LSTMDrivenCell):
         return memory_ops.overwrite(rows, slot, row), written
 
 
-def sparse_weights(scores, filled, top_k):
+def sparse_weights(scores: Tensor, filled: Tensor, top_k: int) -> Tensor:
     """Weights of the `top_k` best of `filled` `(batch, n)`, with a sum of 1.
 
     If all scores are equal, the weights are 0.

@@ -1,5 +1,7 @@
 """Sparse access memory."""
 
+from typing import Any
+
 import keras
 
 from keras_armin import memory_ops
@@ -8,6 +10,8 @@ from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._controlled_cell import ControlledCell
 from keras_armin.memory_layer import MemoryLayer
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # A slot with more weight than this counts as accessed.
 ACCESSED = 0.005
@@ -86,8 +90,8 @@ class SAMCell(ControlledCell):
         top_k: int = 4,
         variant: str = "published",
         learn_initial_state: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             units,
             memory_slots=memory_slots,
@@ -105,16 +109,16 @@ class SAMCell(ControlledCell):
             )
 
     @property
-    def neighbours(self):
+    def neighbours(self) -> int:
         return min(self.top_k, self.memory_slots)
 
     @property
-    def rows_seen(self):
+    def rows_seen(self) -> int:
         """Rows read in the released variant: the nearest and the oldest."""
         return min(self.top_k + 1, self.memory_slots)
 
     @property
-    def extra_states(self):
+    def extra_states(self) -> dict[str, int]:
         n = self.memory_slots
         return {
             "read_weights": self.num_reads * n,
@@ -122,7 +126,7 @@ class SAMCell(ControlledCell):
         }
 
     @property
-    def interface_sizes(self):
+    def interface_sizes(self) -> dict[str, int]:
         width, sizes = self.memory_dim, {}
         sizes["queries"] = self.num_reads * width
         if not self.released:
@@ -132,7 +136,9 @@ class SAMCell(ControlledCell):
         sizes["write_gate"] = 1
         return sizes
 
-    def use_memory(self, parts, memory, extra, count):
+    def use_memory(
+        self, parts: Tensors, memory: Tensor, extra: Tensors, count: Tensor
+    ) -> tuple:
         w_r = self.per_head(extra["read_weights"], self.num_reads)
         accessed = memory_ops.pointer_to_count(
             self.per_head(extra["accessed"], self.memory_slots)
@@ -156,7 +162,9 @@ class SAMCell(ControlledCell):
         }
         return _heads.read(memory, w_r), memory, extra, ops.mean(w_r, 1), w_w
 
-    def _write_weights(self, parts, w_r, oldest):
+    def _write_weights(
+        self, parts: Tensors, w_r: Tensor, oldest: Tensor
+    ) -> Tensor:
         gate = ops.sigmoid(parts["interpolation"])
         w_r = ops.mean(w_r, axis=1)
         if self.released:
@@ -164,13 +172,15 @@ class SAMCell(ControlledCell):
         where = gate * w_r + (1 - gate) * oldest
         return ops.sigmoid(parts["write_gate"]) * where
 
-    def _gate_of_rows(self, gates, w_r):
+    def _gate_of_rows(self, gates: Tensor, w_r: Tensor) -> Tensor:
         """The gates `(batch, rows_seen)` at the rows read: `(batch, n)`."""
         rows = _heads.largest(w_r, self.rows_seen)
         rows = ops.one_hot(rows, self.memory_slots, dtype=gates.dtype)
         return ops.matmul(ops.expand_dims(gates, 1), rows)[:, 0]
 
-    def _read_weights(self, parts, memory, oldest):
+    def _read_weights(
+        self, parts: Tensors, memory: Tensor, oldest: Tensor
+    ) -> Tensor:
         queries = self.per_head(parts["queries"], self.num_reads)
         similarities = _heads.cosine(memory, queries)
         if not self.released:

@@ -1,5 +1,7 @@
 """TARDIS: temporal automatic relation discovery in sequences."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -12,13 +14,17 @@ from keras_armin.armin_equations import prepare_inputs
 from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.baselines._controlled_cell import VARIANTS
-from keras_armin.baselines._initial_states import InitialStates
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._lstm_driven_cell import count_step
 from keras_armin.baselines._tardis_addressing import TARDISAddressing
+from keras_armin.initial_states import InitialStates
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.noise import SequenceNoise
+from keras_armin.noise import StepNoise
+from keras_armin.types import Shape
+from keras_armin.types import Tensor
+from keras_armin.types import Tensors
 
 # Fixed by the publication.
 SWITCH_TEMPERATURE = 0.3
@@ -108,8 +114,8 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         temperature: float = 1.0,
         variant: str = "published",
         learn_initial_state: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(units, **kwargs)
         self.memory_slots = validation.size("memory_slots", memory_slots)
         self.memory_dim = validation.size_or_default(
@@ -132,15 +138,15 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         self.temperature = None
 
     @property
-    def released(self):
+    def released(self) -> bool:
         return self.variant == "released"
 
     @property
-    def state_names(self):
+    def state_names(self) -> tuple[str, ...]:
         return ("output", "c", "memory", *self.address_states, "pointer")
 
     @property
-    def state_size(self):
+    def state_size(self) -> list[int]:
         return [
             self.output_size,
             self.units,
@@ -151,7 +157,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
     # --- weights ------------------------------------------------------------
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.set_input_shape(input_shape)
         self.build_lstm()
         self._build_pair("address", self.units, [self.address_units])
@@ -173,7 +179,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         )
         self.built = True
 
-    def _build_pair(self, name, carried, sizes):
+    def _build_pair(self, name: str, carried: int, sizes: list[int]) -> None:
         """Kernels of the inputs and of the recurrence, and their bias."""
         weights = {
             f"{name}_kernel": ("kernel", self.input_dim),
@@ -186,7 +192,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             setattr(self, f"{name}_bias", self.add_bias(f"{name}_bias", bias))
 
     @property
-    def trainable_initial_states(self):
+    def trainable_initial_states(self) -> dict[str, tuple]:
         return {
             "output": (np.zeros(self.units), ops.tanh),
             "c": (np.zeros(self.units), ops.tanh),
@@ -199,14 +205,14 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
     # --- randomness ---------------------------------------------------------
 
     @property
-    def needs_gumbel(self):
+    def needs_gumbel(self) -> bool:
         return self.addressing != "soft"
 
     @property
-    def step_draws(self):
+    def step_draws(self) -> int:
         return super().step_draws + int(self.needs_gumbel) + 1
 
-    def draw_step_noise(self, leading, seeds):
+    def draw_step_noise(self, leading: tuple, seeds: list) -> StepNoise:
         *seeds, switches = seeds
         gumbel = None
         if self.needs_gumbel:
@@ -222,7 +228,12 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
 
     # --- equations ----------------------------------------------------------
 
-    def project(self, weights, inputs, sequence_noise=SequenceNoise()):
+    def project(
+        self,
+        weights: Tensors,
+        inputs: Tensor,
+        sequence_noise: SequenceNoise = SequenceNoise(),
+    ) -> Tensors:
         projected = super().project(weights, inputs, sequence_noise)
         inputs = prepare_inputs(inputs, sequence_noise)
         for name in ("address", "switch"):
@@ -236,7 +247,13 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         return projected
 
     def step(
-        self, weights, projected, states, step_noise, sequence_noise, training
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        states: list,
+        step_noise: StepNoise,
+        sequence_noise: SequenceNoise,
+        training: bool,
     ) -> CellResult:
         output, c, flat, usage, last_read, pointer = states
         h = output[:, : self.units]
@@ -276,7 +293,9 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         ]
         return CellResult(new, read, written)
 
-    def _read(self, weights, memory, address):
+    def _read(
+        self, weights: Tensors, memory: Tensor, address: memory_ops.Address
+    ) -> Tensor:
         read = memory_ops.read(memory, address)
         if self.released:
             return read
@@ -289,7 +308,13 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         key = ops.matmul(ops.cast(chosen, keys.dtype), keys)
         return ops.concatenate([key, read], axis=-1)
 
-    def gates(self, weights, projected, entering, step_noise):
+    def gates(
+        self,
+        weights: Tensors,
+        projected: Tensors,
+        entering: Tensor,
+        step_noise: StepNoise,
+    ) -> Tensor:
         logits = addmm(
             projected["switch"], entering, weights["switch_recurrent_kernel"]
         )
@@ -316,12 +341,18 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
             axis=-1,
         )
 
-    def _value(self, weights, projected, h):
+    def _value(self, weights: Tensors, projected: Tensors, h: Tensor) -> Tensor:
         rows = weights["write_kernel"][-self.units :]
         value = affine(h, rows, weights.get("write_bias"))
         return value + projected["write"] if self.released else value
 
-    def _write(self, memory, address, pointer, value):
+    def _write(
+        self,
+        memory: Tensor,
+        address: memory_ops.Address,
+        pointer: Tensor,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         count = memory_ops.pointer_to_count(pointer)
         if address.slot is None:
             weights = memory_ops.soft_write_weights(count, address.weights)
@@ -329,7 +360,7 @@ class TARDISCell(InitialStates, TARDISAddressing, LSTMDrivenCell):
         slot = memory_ops.write_slot(count, address.slot, self.memory_slots)
         return memory_ops.overwrite(memory, slot, value), slot
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["temperature"] = self.initial_temperature
         return config

@@ -11,16 +11,22 @@ pytest.importorskip(
 )
 
 from examples import algorithmic
-from examples.support import models
-from examples.support import sequences
-from examples.support import training
-from examples.support.training import RunError
+from examples.support import networks
+from examples.support.cli import RunError
+from examples.support.data import sequences
+from tests.helpers.common import slow_except_on
 
 TINY = [
     *("--units", "8", "--slots", "4", "--memory-dim", "4", "--bands", "1"),
     *("--batch-size", "2", "--updates", "4", "--epoch-updates", "2"),
     *("--sizes", "length=1:2"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def few_held_out(monkeypatch):
+    monkeypatch.setattr(algorithmic, "VALIDATION_BATCHES", 1)
+    monkeypatch.setattr(algorithmic, "TEST_BATCHES", 2)
 
 
 def losses(*values):
@@ -70,10 +76,9 @@ def test_the_test_sees_a_right_and_a_wrong_network():
     assert 0.5 < loss < 3 and 0.1 < right < 0.6
 
 
+@slow_except_on("torch")
 def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
-    result = algorithmic.main(
-        [*TINY, "--test-sizes", "length=3", "--output", str(tmp_path)]
-    )
+    result = algorithmic.main([*TINY, "--output", str(tmp_path)])
     printed = capsys.readouterr().out
 
     assert json.loads(printed.strip().splitlines()[-1]) == json.loads(
@@ -83,7 +88,6 @@ def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
     assert result["solved_at"] is None
     assert result["paper"] is None  # not the paper's sizes
     assert result["backend"] == keras.backend.backend()
-    assert set(result["other_sizes"]) == {"length=3"}
     assert "target" in printed and "output" in printed
     for name in ("memory.png", "curve.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
@@ -95,9 +99,9 @@ def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
 def test_a_soft_run_is_tested_with_discrete_reads(tmp_path):
     options = ["--addressing", "soft", "--output", str(tmp_path)]
     arguments = algorithmic.parse_arguments([*TINY, *options])
-    task = algorithmic.make_task(arguments, arguments.sizes)
+    task = algorithmic.make_task(arguments)
     model = algorithmic.build_model(task, arguments)
-    twin = algorithmic.discrete(model, task, arguments)
+    twin = algorithmic.with_argmax_reads(model, task, arguments)
     inputs = sequences.one_batch(task, 2)[0].numpy()
 
     assert twin.get_layer("memory").addressing == "hard"
@@ -127,7 +131,7 @@ def test_the_paper_is_quoted_for_its_own_settings_only():
 @pytest.mark.parametrize("preset", algorithmic.PRESETS)
 @pytest.mark.parametrize("task", sequences.TASKS)
 def test_every_preset_is_complete_for_every_task(preset, task):
-    for model in models.NETWORKS:
+    for model in networks.NETWORKS:
         arguments = algorithmic.parse_arguments(
             ["--preset", preset, "--task", task, "--model", model]
         )
@@ -138,8 +142,7 @@ def test_every_preset_is_complete_for_every_task(preset, task):
             arguments.learning_rate,
             arguments.optimizer,
         )
-        made = algorithmic.make_task(arguments, arguments.sizes)
-        assert made.name == task
+        assert algorithmic.make_task(arguments).name == task
     assert (
         algorithmic.parse_arguments(
             ["--preset", preset, "--task", task, "--annealing", "3"]
@@ -148,6 +151,7 @@ def test_every_preset_is_complete_for_every_task(preset, task):
     )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("model", "options", "expected"),
     [
@@ -166,13 +170,14 @@ def test_the_paper_preset_has_the_parameters_of_each_network(
     )
     for name, value in options.items():
         setattr(arguments, name, value)
-    task = algorithmic.make_task(arguments, [])
+    task = algorithmic.make_task(arguments)
 
     built = algorithmic.build_model(task, arguments)
 
-    assert training.parameters(built) == expected
+    assert networks.parameters(built) == expected
 
 
+@slow_except_on("torch")
 def test_a_network_is_trained_by_its_name(tmp_path):
     result = algorithmic.main(
         [
@@ -207,16 +212,9 @@ def test_the_best_setting_for_recall_matches_contents():
     ],
 )
 def test_wrong_sizes_are_explained(sizes, message):
-    arguments = algorithmic.parse_arguments([])
+    arguments = algorithmic.parse_arguments(["--sizes", *sizes])
     with pytest.raises(RunError, match=f"--sizes: .*{message}"):
-        algorithmic.make_task(arguments, sizes)
-
-
-def test_wrong_test_sizes_are_found_before_training(tmp_path):
-    command = [*TINY, "--output", str(tmp_path / "run")]
-    with pytest.raises(RunError, match="--test-sizes: .*the sizes"):
-        algorithmic.main([*command, "--test-sizes", "items=3"])
-    assert not (tmp_path / "run").exists()
+        algorithmic.make_task(arguments)
 
 
 def test_no_more_updates_than_asked_for():

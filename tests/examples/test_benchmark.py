@@ -3,36 +3,36 @@
 import json
 import math
 import pathlib
+import subprocess
 
 import pytest
 
 pytest.importorskip("matplotlib", reason="the benchmark draws what it measures")
 
 from examples import benchmark
-from examples.support import contenders
-from examples.support import peak_memory
-from examples.support import timing
+from examples.support import benchmarking
 from keras_armin import ARMIN
 from keras_armin import baselines
-from tests.conftest import in_ci_only_on
-from tests.helpers import BACKEND
+from tests.helpers.common import BACKEND
+from tests.helpers.common import slow_except_on
 
 PNG = b"\x89PNG"
 
 
+@slow_except_on("torch")
 def test_the_lstm_has_as_many_parameters():
-    assert contenders.equal_lstm_units(250, 20, 128) == 470
+    assert benchmarking.equal_lstm_units(250, 20, 128) == 470
     for units, slots in ((64, 5), (250, 100), (500, 512)):
-        found = contenders.layers(units, slots, 128)
-        for name in (contenders.FUSED, contenders.LSTM):
+        found = benchmarking.layers(units, slots, 128)
+        for name in (benchmarking.FUSED, benchmarking.LSTM):
             found[name].build((None, None, 128))
         armin = sum(
             math.prod(v.shape)
-            for v in found[contenders.FUSED].trainable_variables
+            for v in found[benchmarking.FUSED].trainable_variables
         )
-        lstm = found[contenders.LSTM].count_params()
+        lstm = found[benchmarking.LSTM].count_params()
 
-        assert contenders.armin_parameters(units, slots, 128) == armin
+        assert benchmarking.armin_parameters(units, slots, 128) == armin
         assert 0.95 * armin < lstm < 1.05 * armin
 
 
@@ -44,8 +44,8 @@ def test_contenders_take_turns_and_keep_their_best(monkeypatch):
         calls.append(name)
         clock[0] += next(durations[name])
 
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    best, first = timing.best_times(
+    monkeypatch.setattr(benchmarking.time, "perf_counter", lambda: clock[0])
+    best, first = benchmarking.best_times(
         {name: lambda name=name: call(name) for name in durations}, 3, "title"
     )
 
@@ -55,7 +55,7 @@ def test_contenders_take_turns_and_keep_their_best(monkeypatch):
 
 
 def test_every_network_is_measured_at_the_sizes_of_the_paper():
-    found = contenders.networks()
+    found = benchmarking.networks()
 
     assert {f"{name}Cell" for name in found if hasattr(baselines, name)} == {
         name for name in baselines.__all__ if name.endswith("Cell")
@@ -76,25 +76,24 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("question", "ci_backend"),
+    "question",
     [
-        ("train", "tensorflow"),
-        ("inference", "jax"),
-        ("scaling", "torch"),
-        ("networks", "torch"),
+        pytest.param("train", marks=slow_except_on("torch")),
+        pytest.param("inference", marks=slow_except_on("jax")),
+        pytest.param("scaling", marks=slow_except_on("torch")),
+        pytest.param("networks", marks=slow_except_on("torch")),
     ],
 )
 def test_a_question_gives_a_table_numbers_and_a_picture(
-    question, ci_backend, tmp_path, monkeypatch, capsys
+    question, tmp_path, monkeypatch, capsys
 ):
-    in_ci_only_on(ci_backend)
     monkeypatch.setitem(
         benchmark.QUICK,
         question,
         {k: v[:1] for k, v in benchmark.QUICK[question].items()},
     )
     some = {"ARMIN": ARMIN(4), "SAB": baselines.SAB(4)}
-    monkeypatch.setattr(contenders, "networks", lambda: some)
+    monkeypatch.setattr(benchmarking, "networks", lambda: some)
     numbers, picture = tmp_path / "found.json", tmp_path / "picture.png"
     arguments = [question, "--quick", "--small", "--repeats", "1"]
     benchmark.main([*arguments, "--json", f"{numbers}", "--plot", f"{picture}"])
@@ -116,6 +115,7 @@ def test_a_question_gives_a_table_numbers_and_a_picture(
     assert both.read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not pathlib.Path("/proc/self/clear_refs").exists(),
     reason="the peak is read from /proc, which only Linux has",
@@ -123,16 +123,19 @@ def test_a_question_gives_a_table_numbers_and_a_picture(
 def test_the_peak_is_that_of_the_step():
     # Of one sequence that is ten times as long as the other.
     short, long = (
-        peak_memory.measure("ARMIN", 32, 4, 16, 16, time)
+        benchmarking.peak_memory("ARMIN", 32, 4, 16, 16, time)
         for time in (100, 1000)
     )
 
     assert long > 2 * max(short, 1_000_000)
 
 
-def test_a_failed_process_says_what_failed():
-    with pytest.raises(RuntimeError, match="no such layer"):
-        peak_memory.measure("no such layer", 4, 2, 3, 2, 5)
+def test_a_failed_process_says_what_failed(monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stderr="out of memory")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(benchmarking, "_CLEAR_REFS", pathlib.Path(__file__))
+    with pytest.raises(RuntimeError, match=r"ARMIN .*\nout of memory"):
+        benchmarking.peak_memory("ARMIN", 4, 2, 3, 2, 5)
 
 
 @pytest.mark.parametrize("text", ["not json", "[1]", "{}"])
@@ -148,4 +151,4 @@ def test_repeats_of_zero_are_refused(capsys):
     with pytest.raises(SystemExit):
         benchmark.main(["train", "--repeats", "0"])
 
-    assert "--repeats must be at least 1" in capsys.readouterr().err
+    assert "--repeats: must be at least 1" in capsys.readouterr().err

@@ -15,8 +15,10 @@ pytest.importorskip(
 
 from examples import char_lm
 from examples.support import exporting
-from examples.support import text
-from examples.support import training
+from examples.support import networks
+from examples.support import runs
+from examples.support.cli import RunError
+from examples.support.data import text
 
 BACKEND = keras.backend.backend()
 SIZES = (
@@ -47,12 +49,13 @@ def untouched(corpus, *options):
     return char_lm.build_model(arguments, 6, size, updates=10), arguments
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_training_carries_state_and_validation_leaves_it(
     corpus, tmp_path, monkeypatch
 ):
     # 11 characters in a lane: two chunks a pass. No noise: zoneout is 0.
     model, arguments = untouched(corpus, "--model", "ln-lstm")
-    run = training.Run(tmp_path, {})
+    run = runs.Run(tmp_path, {})
     saved = []  # the state at the end of each section
     monkeypatch.setattr(
         run.resume,
@@ -75,11 +78,13 @@ def test_training_carries_state_and_validation_leaves_it(
     assert not np.allclose(saved[0]["c"], saved[1]["c"], atol=1e-3)
 
 
+@pytest.mark.slow("jax")
 def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
-    model, arguments = untouched(corpus, "--dropout", "0.5")
+    model, arguments = untouched(corpus, "--zoneout", "0.5")
     single = char_lm.single_lane(model, arguments, 6)
     ids = corpus.test[:12]  # 11 targets: the last piece is not full
-    logits = char_lm.feed(single, ids[:-1], reset=True)
+    logits = single.predict_on_batch(char_lm.batch_of(ids[:-1], reset=True))[0]
+    logits = np.asarray(logits, "float64")
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     expected = -np.log2(chances[np.arange(11), ids[1:]]).mean()
 
@@ -92,7 +97,7 @@ def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
 
 
 def test_bits_per_character_by_hand():
-    metric = char_lm.BitsPerCharacter()
+    metric = networks.BitsPerCharacter()
     logits = np.log([[[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]])
     metric.update_state([[0, 1]], logits)
     assert float(metric.result()) == pytest.approx(1.5)
@@ -105,7 +110,7 @@ def train_in_three_ways(text_file, folder):
     arguments = [
         *("--data", str(text_file), *SIZES, "--deterministic"),
         *("--updates", "7", "--epoch-updates", "2", "--annealing", "6"),
-        *("--zoneout", "0.2", "--dropout", "0.2"),
+        *("--zoneout", "0.2"),
         *("--prompt", "two ", "--sample", "6", "--test-chars", "9"),
     ]
 
@@ -117,11 +122,11 @@ def train_in_three_ways(text_file, folder):
         patch.setattr(char_lm, "show", lambda *_: None)
         char_lm.main([*arguments, "--output", str(folder / "whole")])
         arguments += ["--output", str(folder / "parts")]
-        patch.setattr(char_lm.Speed, "on_train_batch_begin", interrupt)
+        patch.setattr(runs.Speed, "on_train_batch_begin", interrupt)
         with pytest.raises(SystemExit, match="130"):
-            with training.explained_errors():
+            with runs.explained_errors():
                 char_lm.main(arguments)
-    with np.load(folder / "parts" / training.RESUME_FILE) as stopped:
+    with np.load(folder / "parts" / runs.RESUME_FILE) as stopped:
         assert len(json.loads(str(stopped["history"]))) == 2
     with pytest.MonkeyPatch.context() as patch:
         # What it does with a model is for tests/examples/test_generation.py.
@@ -132,12 +137,13 @@ def train_in_three_ways(text_file, folder):
         char_lm.main([*arguments, "--resume", "--export", str(to)])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
     if BACKEND == "tensorflow":
         # Determinism cannot be taken back: it would reach other tests.
         command = (
-            "import pathlib, sys; "
-            "from tests.examples import test_char_lm as t; "
+            "import pathlib, sys\n"
+            "from tests.examples import test_char_lm as t\n"
             "t.train_in_three_ways(*map(pathlib.Path, sys.argv[1:]))"
         )
         subprocess.run(
@@ -149,8 +155,8 @@ def test_a_resumed_run_ends_with_the_same_bits(text_file, tmp_path, capfd):
         train_in_three_ways(text_file, tmp_path)
 
     with (
-        np.load(tmp_path / "whole" / training.RESUME_FILE) as whole,
-        np.load(tmp_path / "parts" / training.RESUME_FILE) as parts,
+        np.load(tmp_path / "whole" / runs.RESUME_FILE) as whole,
+        np.load(tmp_path / "parts" / runs.RESUME_FILE) as parts,
     ):
         assert set(whole.files) == set(parts.files)
         for name in set(whole.files) - {"history", "generator"}:
@@ -184,10 +190,10 @@ def test_a_run_is_resumed_with_its_own_text_only(text_file, tmp_path):
 
     before = settings()
     assert "sample" not in before and before["steps"] == 5
-    training.Run(tmp_path / "run", before)
+    runs.Run(tmp_path / "run", before)
     text_file.write_bytes(text_file.read_bytes().replace(b"fish", b"birds"))
-    with pytest.raises(training.RunError, match="text: "):
-        training.Run(tmp_path / "run", settings(), resume=True)
+    with pytest.raises(RunError, match="text: "):
+        runs.Run(tmp_path / "run", settings(), resume=True)
 
 
 @pytest.mark.parametrize("preset", char_lm.PRESETS)
@@ -202,6 +208,7 @@ def test_presets_give_what_options_do_not(preset):
     assert (char_lm.paper_bpc(armin) is None) == ("paper" not in preset)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "preset, model, symbols, expected",
     [
@@ -219,13 +226,13 @@ def test_numbers_of_parameters(preset, model, symbols, expected, monkeypatch):
     )
     arguments = char_lm.parse_arguments(["--preset", preset, "--model", model])
     built = char_lm.build_model(arguments, symbols, batch_size=1, updates=1)
-    assert training.parameters(built) == expected
+    assert networks.parameters(built) == expected
 
 
 def test_what_cannot_be_is_explained(text_file):
-    with pytest.raises(training.RunError, match="ln-lstm --no-layer-norm"):
+    with pytest.raises(RunError, match="ln-lstm --no-layer-norm"):
         char_lm.main(["--model", "lstm"])
-    with pytest.raises(training.RunError, match="which --prompt has"):
+    with pytest.raises(RunError, match="which --prompt has"):
         char_lm.main(["--data", str(text_file), *SIZES, "--prompt", "X"])
-    with pytest.raises(training.RunError, match="The validation text of 25 "):
+    with pytest.raises(RunError, match="The validation text of 25 "):
         char_lm.main(["--data", str(text_file), *SIZES, "--steps", "12"])

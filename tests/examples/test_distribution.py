@@ -24,12 +24,11 @@ pytest.importorskip(
 
 from examples import char_lm
 from examples.support import distribution
-from examples.support import pixels
-from examples.support import training
+from examples.support import runs
+from examples.support.cli import RunError
+from examples.support.data import pixels
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import seed_of
-from examples.support.errors import RunError
-from tests.conftest import IN_CI
 from tests.helpers import distributed
 
 BACKEND = keras.backend.backend()
@@ -120,22 +119,27 @@ def compare(found, case, expected):
     )
 
 
-def test_several_devices_train_as_one(tmp_path):
-    """Weights, moments, carried states and losses of 20 updates.
-
-    One test for all of it: its processes take most of the time.
-    """
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["carried"],
+        # One test for all of them: its processes take most of the time.
+        pytest.param(list(distributed.CASES), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_several_devices_train_as_one(cases, tmp_path):
+    """Weights, moments, carried states and losses of 20 updates."""
     several = start_training(
-        tmp_path / "found.npz", 8 if BACKEND == "jax" else 2, *distributed.CASES
+        tmp_path / "found.npz", 8 if BACKEND == "jax" else 2, *cases
     )
-    expected = {
-        case: distributed.train_here(case) for case in distributed.CASES
-    }
+    expected = {case: distributed.train_here(case) for case in cases}
     found = finish(tmp_path / "found.npz", several)
 
-    for case in ("pixels", "carried"):
-        compare(found, case, expected[case])
-    check_noise(found, expected["noisy"])
+    for case in cases:
+        if case == "noisy":
+            check_noise(found, expected["noisy"])
+        else:
+            compare(found, case, expected[case])
     check_own_state(found, expected["carried"])
     if BACKEND == "jax":
         states, kernel = specs(found)
@@ -176,10 +180,9 @@ def specs(found):
     return [spec[0] for spec in split.values()], kernel
 
 
+@pytest.mark.slow
 def test_four_devices_train_as_one(tmp_path):
     """On JAX two share the batch, and two the kernels."""
-    if BACKEND == "tensorflow" and IN_CI:
-        pytest.skip("takes a minute: CI has two devices on TensorFlow")
     how = "model" if BACKEND == "jax" else "data"
     path = tmp_path / "found.npz"
     several = start_training(path, 4, "carried", how=how)
@@ -208,6 +211,7 @@ def arguments(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
     arguments, tmp_path, monkeypatch
 ):
@@ -243,8 +247,8 @@ def test_a_lost_process_ends_the_others_and_a_resume_goes_on(
 
 def compare_runs(folder, other):
     with (
-        np.load(folder / training.RESUME_FILE) as found,
-        np.load(other / training.RESUME_FILE) as expected,
+        np.load(folder / runs.RESUME_FILE) as found,
+        np.load(other / runs.RESUME_FILE) as expected,
     ):
         assert set(found.files) == set(expected.files)
         for name in set(found.files) - {"history", "generator"}:
@@ -269,7 +273,7 @@ def asked(**options):
 
 def test_without_distribute_there_is_one_device(monkeypatch):
     assert distribution.start(asked()).devices == 1
-    with pytest.raises(RunError, match="--virtual-devices goes with --distr"):
+    with pytest.raises(RunError, match="--virtual-devices needs --distribute"):
         distribution.start(asked(virtual_devices=2))
     if BACKEND == "torch":
         monkeypatch.setenv("WORLD_SIZE", "2")

@@ -13,7 +13,8 @@ tf = pytest.importorskip(
 )
 
 from examples import copy_task  # noqa: E402
-from examples.support.metrics import BitsWrong  # noqa: E402
+from examples.support.networks import BitsWrong  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
 
 
 def test_bits_wrong_counts_the_answer_only():
@@ -51,6 +52,7 @@ def test_the_check_sees_a_right_and_a_wrong_network():
     assert loss > 0.5 and share < 0.6
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_copy_script_runs_and_leaves_its_files(tmp_path, capsys):
     solved = copy_task.main(
         [
@@ -76,6 +78,7 @@ def test_bad_command_lines_are_explained(capsys):
     assert "--max-length: must be at least 1, not 0" in capsys.readouterr().err
 
 
+@slow_except_on("tensorflow")
 def test_the_script_runs_from_another_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, copy_task.__file__, "--help"],

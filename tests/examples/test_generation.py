@@ -15,7 +15,7 @@ import keras_armin
 from examples import char_lm
 from examples.support import exported
 from examples.support import exporting
-from examples.support.training import RunError
+from examples.support.cli import RunError
 from keras_armin import sampling
 from tests.helpers import serving
 
@@ -43,6 +43,7 @@ def folder(model, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow("jax")
 def test_an_exported_file_writes_the_same_text(model, folder):
     written = exported.load(folder)
     found = sampling.generate_steps(
@@ -53,6 +54,7 @@ def test_an_exported_file_writes_the_same_text(model, folder):
     assert ids == PROMPT + expected
 
 
+@pytest.mark.slow("jax")
 def test_an_exported_file_reads_the_same_slots(step, folder):
     written = exported.load(folder)
     layers = [("layer_1", 3), ("layer_2", 3)]
@@ -73,7 +75,7 @@ def test_a_learnt_beginning_is_exported():
         if "initial" in weight.path:
             weight.assign(np.full(weight.shape, 0.3, "float32"))
     step = keras_armin.step_model(model)
-    description = exporting._describe(step, serving.VOCABULARY, "onnx", "0")
+    description = exporting._describe(step, serving.VOCABULARY, "onnx")
     states = {x["name"]: x for x in description["states"]}
     assert states["layer_1_memory"]["initial"] == pytest.approx([0.3] * 18)
     assert states["layer_1_pointer"]["initial"] is None

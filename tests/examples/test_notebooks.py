@@ -5,8 +5,7 @@ import pathlib
 
 import pytest
 
-from tests.__main__ import BACKENDS
-from tests.conftest import in_ci_only_on
+from tests.helpers.common import slow_except_on
 
 nbclient = pytest.importorskip("nbclient", reason="runs the notebooks")
 nbformat = pytest.importorskip("nbformat", reason="reads the notebooks")
@@ -17,6 +16,12 @@ pytest.importorskip(
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
+# A notebook takes half a minute: two of them, each on a backend of its own.
+SLOW = pytest.mark.slow
+QUICK = {
+    "permuted_digits": slow_except_on("torch"),
+    "your_own_model": slow_except_on("tensorflow"),
+}
 
 
 def test_all_four_are_there():
@@ -28,9 +33,14 @@ def test_all_four_are_there():
     ]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=QUICK.get(path.stem, SLOW))
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs_in_quick_mode(path, monkeypatch):
-    in_ci_only_on(BACKENDS[NOTEBOOKS.index(path) % len(BACKENDS)])
     monkeypatch.setenv("KERAS_ARMIN_QUICK", "1")
     # The kernel has its own way to show pictures.
     monkeypatch.delenv("MPLBACKEND")

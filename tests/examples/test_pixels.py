@@ -10,8 +10,12 @@ tf = pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from examples.support import pixels  # noqa: E402
-from examples.support.training import RunError  # noqa: E402
+from examples.support.cli import RunError  # noqa: E402
+from examples.support.data import pixels  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
+
+# Data is NumPy and tf.data on every backend.
+pytestmark = slow_except_on("tensorflow")
 
 
 def samples(count):
@@ -117,8 +121,9 @@ def test_evaluation_sees_all_samples_once_in_batches_of_one_shape(count, size):
 class FakeBuilder:
     URL = "https://localhost/"
 
-    def __init__(self, prepared):
+    def __init__(self, prepared, as_dataset):
         self.is_prepared = lambda: prepared
+        self.as_dataset = as_dataset
 
     def download_and_prepare(self):
         raise OSError("no network\nand more lines")
@@ -130,10 +135,8 @@ def fake_tfds(monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
 
     def set_to(prepared, load):
-        monkeypatch.setattr(
-            tfds, "builder", lambda *_, **__: FakeBuilder(prepared)
-        )
-        monkeypatch.setattr(tfds, "load", load)
+        builder = FakeBuilder(prepared, load)
+        monkeypatch.setattr(tfds, "builder", lambda *_, **__: builder)
         monkeypatch.setattr(tfds, "as_numpy", lambda data: data)
         monkeypatch.setattr("requests.head", lambda *_, **__: None)
 
@@ -161,7 +164,8 @@ def test_mnist_that_cannot_be_fetched_is_explained(fake_tfds):
         pixels.load("mnist", "somewhere")
 
     message = str(caught.value)
-    assert "no MNIST in somewhere" in message and "\n" not in message
+    assert "MNIST could not be loaded from somewhere" in message
+    assert "\n" not in message
     assert "OSError: no network" in message
     assert "--data-dir" in message and "--data digits" in message
 
@@ -182,14 +186,10 @@ def test_damaged_files_of_mnist_are_explained(fake_tfds, tmp_path):
     def broken(*_, **__):
         raise tf.errors.DataLossError(None, None, "truncated record")
 
-    short = (np.zeros((9, 1), "uint8"), np.zeros(9))
-    for load, why in (
-        (broken, "DataLossError: truncated record"),
-        (lambda *_, **__: (short, short), "images are missing"),
-    ):
-        fake_tfds(True, load)
-        with pytest.raises(RunError, match=f"damaged .*{why}.*--data digits"):
-            pixels.load("mnist", tmp_path)
+    fake_tfds(True, broken)
+    why = "DataLossError: truncated record.*damaged.*--data digits"
+    with pytest.raises(RunError, match=why):
+        pixels.load("mnist", tmp_path)
 
 
 def test_real_files_that_are_damaged_are_explained(tmp_path):
@@ -198,7 +198,7 @@ def test_real_files_that_are_damaged_are_explained(tmp_path):
     folder.mkdir(parents=True)
     (folder / "dataset_info.json").write_text('{"name"')
 
-    with pytest.raises(RunError, match="damaged .*JSON"):
+    with pytest.raises(RunError, match="JSON.*damaged"):
         pixels.load("mnist", tmp_path)
 
 

@@ -8,7 +8,11 @@ tf = pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from examples.support import sequences  # noqa: E402
+from examples.support.data import sequences  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
+
+# Data is NumPy and tf.data on every backend.
+pytestmark = slow_except_on("tensorflow")
 
 
 def laid_out(rows):

@@ -15,8 +15,8 @@ pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from tests.helpers import BACKEND
 from tests.helpers import serving
+from tests.helpers.common import BACKEND
 
 pytestmark = pytest.mark.skipif(
     BACKEND != "tensorflow",
@@ -39,8 +39,7 @@ def port(folder):
 
 def test_text_arrives_while_it_is_written(port):
     started = time.monotonic()
-    response, connection = serving.post(port, {"prompt": "a", "length": 4000})
-    with contextlib.closing(connection):
+    with serving.post(port, {"prompt": "a", "length": 4000}) as response:
         response.readline()
         first = time.monotonic() - started
         rest = response.read().splitlines()
@@ -92,9 +91,9 @@ def test_options_do_what_they_say(port):
         (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"),
         (b'{"prompt": "a", "temperature": 1e999}', 400, "temperature must"),
         (b'{"prompt": "a", "seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
-        ({}, 400, "prompt must be a text"),
+        ({}, 400, "prompt must be a string"),
         ({"prompt": ""}, 400, "prompt is empty"),
-        ({"prompt": 7}, 400, "prompt must be a text"),
+        ({"prompt": 7}, 400, "prompt must be a string"),
         ({"prompt": "abX\u2603"}, 400, "'X' (U+0058), '\\u2603' (U+2603)"),
         ({"prompt": "\ud800"}, 400, "(U+D800)"),
         ({"prompt": "a\0"}, 400, "(U+0000)"),
@@ -178,16 +177,14 @@ def test_no_more_texts_at_once_than_the_limit(port):
     with contextlib.ExitStack() as stack:
         answers = []
         for _ in range(9):
-            response, connection = serving.post(port, order)
-            stack.callback(connection.close)
-            answers.append(response)
+            answers.append(stack.enter_context(serving.post(port, order)))
         statuses = [x.status for x in answers]
         refused = answers[statuses.index(503)]
         assert statuses[:4] == [200] * 4
         assert refused.headers["Retry-After"] == "1"
         assert "Try again" in json.load(refused)["error"]
     # All of them hang up: there is room again before the texts would end.
-    assert eventually(lambda: serving.post(port, order)[0].status == 200)
+    assert eventually(lambda: serving.post(port, order).status == 200)
 
 
 def eventually(condition, seconds=5):
@@ -205,9 +202,8 @@ def test_clients_that_break_off_or_say_nothing_do_no_harm(port):
     for sent in (b"", b"\r\n", b"\x16\x03\x01\x02\xff", b"GET", half):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(sent)
-    response, connection = serving.post(port, {"prompt": "a", "length": 5000})
-    response.readline()
-    connection.close()
+    with serving.post(port, {"prompt": "a", "length": 5000}) as response:
+        response.readline()
 
     assert len(serving.text(port, length=3)) >= 3
     for client in silent:
@@ -303,7 +299,7 @@ def change(folder, **changes):
     "damage, words",
     [
         (without_description, "there is no model.json"),
-        (cut_short, "model.onnx is damaged"),
+        (cut_short, "model.onnx cannot be read"),
         (without_model, "model.onnx is missing"),
         (foreign, "does not describe"),
         (no_json, "cannot be read"),

@@ -8,8 +8,8 @@ pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
-from tests.helpers import BACKEND
 from tests.helpers import serving
+from tests.helpers.common import BACKEND
 
 CHROMIUM, DRIVER = map(shutil.which, ("chromium", "chromedriver"))
 FLAGS = (

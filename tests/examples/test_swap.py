@@ -11,10 +11,10 @@ pytest.importorskip(
 )
 
 from examples import swap
-from examples.support import swap_tasks
-from examples.support import training
-from examples.support.errors import RunError
-from examples.support.swap_tasks import TASKS
+from examples.support import networks
+from examples.support.cli import RunError
+from examples.support.data import swap_tasks
+from examples.support.data.swap_tasks import TASKS
 
 TINY = ["--tasks", "recall", "--updates-scale", "0.02"]
 LSTM_TWICE = ["--settings", "lstm", "--seeds", "1", "2"]
@@ -125,10 +125,11 @@ def test_both_models_have_the_same_number_of_parameters(name):
     assert parameters("default") == pytest.approx(parameters("lstm"), rel=0.03)
 
 
+@pytest.mark.slow("jax")
 def test_parameters_are_those_of_a_model_that_was_built():
     model = swap.build_model(TASKS["recall"], "default", units=5)
 
-    assert training.parameters(model) == swap.parameters(
+    assert networks.parameters(model) == swap.parameters(
         TASKS["recall"], "default", units=5
     )
 
@@ -187,6 +188,7 @@ def test_keras_goes_on_in_an_epoch_where_the_one_before_it_ended():
     np.testing.assert_allclose(history["loss"], [1.5, 5.5, 9.5])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_tiny_run_end_to_end(tmp_path, capsys, monkeypatch):
     small = TASKS["recall"]._replace(units=8, batch_size=4, updates=200)
     monkeypatch.setitem(TASKS, "recall", small)

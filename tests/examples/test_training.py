@@ -20,10 +20,11 @@ tf = pytest.importorskip(
 
 import keras  # noqa: E402
 
-from examples.support import command_line  # noqa: E402
-from examples.support import models  # noqa: E402
-from examples.support import training  # noqa: E402
-from examples.support.training import RunError  # noqa: E402
+from examples.support import cli  # noqa: E402
+from examples.support import networks  # noqa: E402
+from examples.support import runs  # noqa: E402
+from examples.support.cli import RunError  # noqa: E402
+from tests.helpers.common import slow_except_on  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EPOCHS, STEPS = 4, 3
@@ -34,16 +35,18 @@ TINY = [
 ]
 
 
-def parse(*argv, **preset):
-    made = command_line.parser("", {"only": "there is no other"})
-    return command_line.parse(made, argv, lambda arguments: preset)
+def parse(*argv, preset=""):
+    parser = cli.parser("")
+    cli.add_run_options(parser, {"only": "there is no other"})
+    networks.add_options(parser)
+    return cli.parse(parser, argv, lambda arguments: preset)
 
 
 def tiny_model(*argv):
     model = keras.Sequential(
         [
             keras.Input((4, 2)),
-            models.build(parse(*TINY, *argv)),
+            networks.build(parse(*TINY, *argv)),
             keras.layers.Dropout(0.2, seed=1),
             keras.layers.Dense(1),
         ]
@@ -90,14 +93,14 @@ class KillInTheMiddle(keras.callbacks.Callback):
 def script(folder):
     """First an undisturbed run and one that is killed, then its resume."""
     folder = pathlib.Path(folder)
-    training.seed_everything(3, deterministic=True)
+    runs.seed_everything(3, deterministic=True)
     resume = (folder / "killed").exists()
     if not resume:
         model = tiny_model()
-        train(training.Run(folder / "whole", {}), model)
+        train(runs.Run(folder / "whole", {}), model)
         save(model, folder / "whole")
-        training.seed_everything(3, deterministic=True)
-    run = training.Run(folder / "killed", {}, resume=resume)
+        runs.seed_everything(3, deterministic=True)
+    run = runs.Run(folder / "killed", {}, resume=resume)
     model = tiny_model()
     train(run, model, callbacks=[] if resume else [KillInTheMiddle()])
     save(model, folder / "killed")
@@ -127,6 +130,7 @@ def rows(path):
     ]
 
 
+@slow_except_on("torch")
 def test_a_killed_run_is_resumed_to_the_same_bits(tmp_path):
     killed = run_script(tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -147,7 +151,7 @@ def test_a_killed_run_is_resumed_to_the_same_bits(tmp_path):
     model = tiny_model()
     best = []
     for folder in (whole, resumed):
-        model.load_weights(folder / training.BEST_WEIGHTS)
+        model.load_weights(folder / runs.BEST_WEIGHTS)
         best.append(model.get_weights())
     for expected, found in zip(*best):
         np.testing.assert_array_equal(found, expected)
@@ -175,7 +179,7 @@ def test_a_run_leaves_its_files_and_its_best_weights(tmp_path, capsys):
 
     kept = []
     model = dense_model()
-    run = training.Run(tmp_path, {"seed": 1})
+    run = runs.Run(tmp_path, {"seed": 1})
     history = train(run, model, epochs=2, callbacks=[Forget()])
     assert [logs["val_loss"] for logs in history] == [0.0, 1.0]
     assert run.epoch == 2 and run.seconds > 0
@@ -190,14 +194,14 @@ def test_a_run_leaves_its_files_and_its_best_weights(tmp_path, capsys):
     assert capsys.readouterr().out.endswith('{"loss": 0.5}\n')
     assert list((tmp_path / "tensorboard").rglob("events.*"))
     # A finished run may be replaced, and nothing of it stays.
-    training.Run(tmp_path, {"seed": 2})
+    runs.Run(tmp_path, {"seed": 2})
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert left == ["settings.json"]
 
 
 def saved_run(folder, settings=None):
     """What a run of one epoch leaves, without training."""
-    run = training.Run(folder, settings or {})
+    run = runs.Run(folder, settings or {})
     run.resume.set_model(dense_model())
     run.resume.on_epoch_end(0, {"val_loss": 1.0, "seconds": 2.5})
     return run
@@ -205,11 +209,11 @@ def saved_run(folder, settings=None):
 
 def test_a_run_stops_when_it_is_asked_to(tmp_path):
     model = dense_model()
-    run = training.Run(tmp_path, {})
+    run = runs.Run(tmp_path, {})
     history = train(run, model, stop_when=lambda history: True)
     assert len(history) == 1
     # And does not go on when it is resumed.
-    run = training.Run(tmp_path, {}, resume=True)
+    run = runs.Run(tmp_path, {}, resume=True)
     assert len(train(run, model, stop_when=lambda history: True)) == 1
 
 
@@ -219,34 +223,34 @@ def test_what_is_not_a_number_is_not_the_best(tmp_path):
             logs["val_loss"] = (float("nan"), 2.0, 3.0)[epoch]
 
     model = dense_model()
-    run = training.Run(tmp_path, {})
+    run = runs.Run(tmp_path, {})
     train(run, model, epochs=1, callbacks=[Break()])
     assert run.best("val_loss") is None
     assert run.best_value("val_loss") is None
-    assert not (tmp_path / training.BEST_WEIGHTS).exists()
+    assert not (tmp_path / runs.BEST_WEIGHTS).exists()
     run.restore_best(model)  # there is nothing to restore
     train(run, model, epochs=3, callbacks=[Break()])
     assert run.best("val_loss")["epoch"] == 1
-    assert (tmp_path / training.BEST_WEIGHTS).exists()
-    (tmp_path / training.BEST_WEIGHTS).write_bytes(b"cut off")
+    assert (tmp_path / runs.BEST_WEIGHTS).exists()
+    (tmp_path / runs.BEST_WEIGHTS).write_bytes(b"cut off")
     with pytest.raises(RunError, match="best.weights.h5 is damaged"):
         run.restore_best(model)
 
 
 def test_a_finished_run_that_goes_on_is_unfinished_again(tmp_path):
     model = dense_model()
-    run = training.Run(tmp_path, {})
+    run = runs.Run(tmp_path, {})
     train(run, model, epochs=1)
     run.finish({})
-    run = training.Run(tmp_path, {}, resume=True)
+    run = runs.Run(tmp_path, {}, resume=True)
     train(run, model, epochs=2)
     with pytest.raises(RunError, match="unfinished"):
-        training.Run(tmp_path, {})
+        runs.Run(tmp_path, {})
 
 
 def test_folders_tell_runs_apart():
     names = {
-        command_line.default_folder("copy", parse("--seed", str(seed)))
+        cli.default_folder("copy", parse("--seed", str(seed)))
         for seed in (1, 2)
     }
     assert len(names) == 2
@@ -255,17 +259,15 @@ def test_folders_tell_runs_apart():
 def test_an_unfinished_run_is_not_overwritten_by_accident(tmp_path):
     saved_run(tmp_path)
     with pytest.raises(RunError, match="unfinished.*--resume.*--overwrite"):
-        training.Run(tmp_path, {})
-    training.Run(tmp_path, {}, overwrite=True)
-    assert not (tmp_path / training.RESUME_FILE).exists()
+        runs.Run(tmp_path, {})
+    runs.Run(tmp_path, {}, overwrite=True)
+    assert not (tmp_path / runs.RESUME_FILE).exists()
 
 
 def test_a_resume_with_other_settings_says_which(tmp_path):
     saved_run(tmp_path, {"units": 3, "seed": 1, "slots": 2})
     with pytest.raises(RunError) as caught:
-        training.Run(
-            tmp_path, {"units": 4, "seed": 1, "new": True}, resume=True
-        )
+        runs.Run(tmp_path, {"units": 4, "seed": 1, "new": True}, resume=True)
 
     message = str(caught.value)
     assert "units: 3 then, 4 now" in message
@@ -275,51 +277,53 @@ def test_a_resume_with_other_settings_says_which(tmp_path):
 
 def test_a_resume_needs_a_run(tmp_path):
     with pytest.raises(RunError, match="there is no run in"):
-        training.Run(tmp_path / "missing", {}, resume=True)
+        runs.Run(tmp_path / "missing", {}, resume=True)
 
 
 def test_a_run_killed_before_its_first_save_begins_again(tmp_path):
-    training.Run(tmp_path, {})
+    runs.Run(tmp_path, {})
     (tmp_path / "log.csv").write_text("epoch\n0\n")
-    run = training.Run(tmp_path, {}, resume=True)
+    run = runs.Run(tmp_path, {}, resume=True)
 
     assert run.epoch == 0 and not (tmp_path / "log.csv").exists()
 
 
-@pytest.mark.parametrize("name", [training.RESUME_FILE, "settings.json"])
+@pytest.mark.parametrize("name", [runs.RESUME_FILE, "settings.json"])
 def test_damaged_files_are_explained(tmp_path, name):
     saved_run(tmp_path)
     whole = (tmp_path / name).read_bytes()
     for damaged in (whole[: len(whole) // 2], b"nothing of the kind"):
         (tmp_path / name).write_bytes(damaged)
         with pytest.raises(RunError, match=f"{name} is damaged"):
-            training.Run(tmp_path, {}, resume=True)
+            runs.Run(tmp_path, {}, resume=True)
 
 
 def test_a_resume_file_of_another_model_is_explained(tmp_path):
     saved_run(tmp_path)
-    run = training.Run(tmp_path, {}, resume=True)
+    run = runs.Run(tmp_path, {}, resume=True)
     with pytest.raises(RunError, match="does not fit this model.*--overwrite"):
         train(run, dense_model(units=2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_without_a_traceback(number, capsys):
+    # A shell makes its background jobs ignore SIGINT.
+    shells = signal.signal(number, signal.default_int_handler)
     before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as stopped, training.explained_errors():
+    with pytest.raises(SystemExit) as stopped, runs.explained_errors():
         os.kill(os.getpid(), number)
         signal.pause()
 
     assert stopped.value.code == 130
     assert "--resume" in capsys.readouterr().err
-    assert signal.getsignal(number) is before
+    assert signal.signal(number, shells) is before
 
 
 def test_an_error_the_user_can_put_right_has_no_traceback():
     with pytest.raises(SystemExit, match="error: too small"):
-        with training.explained_errors():
+        with runs.explained_errors():
             raise RunError("too small")
-    with pytest.raises(ZeroDivisionError), training.explained_errors():
+    with pytest.raises(ZeroDivisionError), runs.explained_errors():
         raise ZeroDivisionError
 
 
@@ -334,9 +338,9 @@ def test_an_interrupt_that_got_lost_ends_the_epoch(tmp_path):
                 pass
 
     seen = []
-    with pytest.raises(SystemExit), training.explained_errors():
+    with pytest.raises(SystemExit), runs.explained_errors():
         train(
-            training.Run(tmp_path, {}),
+            runs.Run(tmp_path, {}),
             dense_model(),
             callbacks=[Swallow()],
         )
@@ -344,14 +348,14 @@ def test_an_interrupt_that_got_lost_ends_the_epoch(tmp_path):
 
 
 def test_options_come_before_the_preset_and_that_before_defaults():
-    arguments = parse("--units", "5", units=6, slots=7)
+    arguments = parse("--units", "5", preset="--units 6 --slots 7")
 
     assert (arguments.units, arguments.slots) == (5, 7)
     assert arguments.temperature == 1.0
 
 
 def test_settings_leave_out_what_may_change():
-    settings = command_line.settings(
+    settings = cli.settings(
         parse("--output", "x", "--resume", "--minutes", "3", "--seed", "4")
     )
 
@@ -361,11 +365,11 @@ def test_settings_leave_out_what_may_change():
 
 
 def test_out_of_time_is_at_the_end_of_an_epoch():
-    stop_when = command_line.out_of_time(parse("--minutes", "0.5"))
+    stop_when = cli.out_of_time(parse("--minutes", "0.5"))
 
     assert not stop_when([{"seconds": 29.0}])
     assert stop_when([{"seconds": 29.0}, {"seconds": 31.0}])
-    assert not command_line.out_of_time(parse())([{"seconds": 1e9}])
+    assert not cli.out_of_time(parse())([{"seconds": 1e9}])
 
 
 @pytest.mark.parametrize(
@@ -383,9 +387,10 @@ def test_bad_options_are_explained(option, value, takes, capsys):
     assert f"{option}: must be {takes}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", models.NETWORKS)
+@pytest.mark.slow("jax", "tensorflow")
+@pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_network_gives_finite_outputs(name, rng):
-    layer = models.build(
+    layer = networks.build(
         parse("--model", name, *TINY, "--layer-norm"), return_sequences=True
     )
     model = keras.Sequential([keras.Input((5, 3)), layer])
@@ -395,9 +400,9 @@ def test_every_network_gives_finite_outputs(name, rng):
     assert np.ptp(outputs) > 0
 
 
-@pytest.mark.parametrize("cell", models.CELLS)
+@pytest.mark.parametrize("cell", networks.CELLS)
 def test_every_cell_of_armin_builds(cell):
-    layer = models.build(parse("--cell", cell, *TINY))
+    layer = networks.build(parse("--cell", cell, *TINY))
     layer.build((2, 5, 3))
 
     assert layer.temperature_schedule is not None
@@ -409,9 +414,9 @@ def test_every_cell_of_armin_builds(cell):
 def test_parameters_are_the_trainable_ones():
     model = dense_model()
 
-    assert training.parameters(model) == 4 * 2 + 1
+    assert networks.parameters(model) == 4 * 2 + 1
     model.layers[-1].trainable = False
-    assert training.parameters(model) == 0
+    assert networks.parameters(model) == 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tensorflow as tf
 from examples import char_lm
 from examples import permuted_mnist
 from examples.support import distribution
-from examples.support import training
+from examples.support import runs
 from examples.support.distribution.engine import OneDevice
 from examples.support.distribution.engine import is_seed
 from keras_armin import noise
@@ -73,7 +73,7 @@ def batches(case):
 
 def train(engine, case, validate=False):
     """The model, and as a dict of arrays what it has become."""
-    training.seed_everything(1)
+    runs.seed_everything(1)
     if case == "carried":
         still = mock.patch.object(
             noise, "gumbel", lambda shape, seed: keras.ops.zeros(shape)
@@ -180,8 +180,8 @@ class Die(keras.callbacks.Callback):
 def run_char_lm(argv):
     patch = contextlib.nullcontext()
     if os.environ.get("DIES"):
-        patch = mock.patch.object(char_lm, "Speed", lambda updates: Die())
-    with training.explained_errors(), patch:
+        patch = mock.patch.object(runs, "Speed", lambda updates: Die())
+    with runs.explained_errors(), patch:
         char_lm.main(argv)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import keras_armin
 from keras_armin.export_lib import ENDINGS
-from tests.helpers import array
+from tests.helpers.common import array
 
 LOADER = pathlib.Path(__file__).with_name("load_exported.py")
 TOLERANCE = 1e-4

@@ -3,8 +3,8 @@
 import keras
 
 import keras_armin
-from tests.helpers import BACKEND
-from tests.helpers import FEATURES
+from tests.helpers.common import BACKEND
+from tests.helpers.common import FEATURES
 
 
 def operations(model, folder):

@@ -9,12 +9,12 @@ import pytest
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
-from tests.helpers import DIM
-from tests.helpers import FULL
-from tests.helpers import KERAS_OBJECTS
-from tests.helpers import LAYER_ONLY
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
+from tests.helpers.common import DIM
+from tests.helpers.common import FULL
+from tests.helpers.common import KERAS_OBJECTS
+from tests.helpers.common import LAYER_ONLY
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
 
 
 class Network(NamedTuple):
@@ -113,13 +113,37 @@ for _name in FIXED["AwTA"]:
     NETWORKS["AwTA"].full[_name] = False
 NETWORKS["AwTA"].full["unit_gate_bias"] = True
 
-each_network = pytest.mark.parametrize(
-    "network", NETWORKS.values(), ids=NETWORKS
-)
-WITH_MEMORY = {k: v for k, v in NETWORKS.items() if k != "LayerNormLSTM"}
-each_with_memory = pytest.mark.parametrize(
-    "network", WITH_MEMORY.values(), ids=WITH_MEMORY
-)
+# Where a graph is compiled, a loop of each of the others takes seconds.
+QUICK = ("ARMIN", "NTM")
+
+
+def marks_of(name):
+    return [] if name in QUICK else [pytest.mark.slow("jax", "tensorflow")]
+
+
+def _each(names):
+    return pytest.mark.parametrize(
+        "network",
+        [pytest.param(NETWORKS[x], id=x, marks=marks_of(x)) for x in names],
+    )
+
+
+each_network = _each(NETWORKS)
+
+
+def armin_then_others(*slow_on):
+    """Every network; those other than ARMIN are slow on these backends."""
+    slow = pytest.mark.slow(*slow_on)
+    return pytest.mark.parametrize(
+        "network",
+        [
+            pytest.param(x, id=name, marks=[] if name == "ARMIN" else slow)
+            for name, x in NETWORKS.items()
+        ],
+    )
+
+
+each_with_memory = _each(name for name in NETWORKS if name != "LayerNormLSTM")
 
 
 def layer_arguments(network):

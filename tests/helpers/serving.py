@@ -56,19 +56,18 @@ def running(folder):
 
 
 def post(port, body, **headers):
-    """The open response to a request, and its connection."""
+    """The open response to a request; to close it is to hang up."""
     if not isinstance(body, bytes):
         body = json.dumps(body).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     headers = {"Content-Type": "application/json", **headers}
     connection.request("POST", "/generate", body, headers)
-    return connection.getresponse(), connection
+    return connection.getresponse()
 
 
 def lines(port, **order):
     """All lines of a text."""
-    response, connection = post(port, {"prompt": "ab", **order})
-    with contextlib.closing(connection):
+    with post(port, {"prompt": "ab", **order}) as response:
         assert response.status == 200, response.read()
         return [json.loads(line) for line in response]
 
@@ -79,6 +78,5 @@ def text(port, **order):
 
 def refusal(port, body, **headers):
     """Status and words of an answer that is an error."""
-    response, connection = post(port, body, **headers)
-    with contextlib.closing(connection):
+    with post(port, body, **headers) as response:
         return response.status, json.load(response)["error"]

@@ -18,18 +18,18 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin.memory_rnn import MemoryRNN
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_layer
-from tests.helpers import as_rnn
-from tests.helpers import fix_noise
-from tests.helpers import inputs
-from tests.helpers import random_noise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_layer
+from tests.helpers.common import as_rnn
+from tests.helpers.common import fix_noise
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
 
 OUTPUTS = 2
 OPTIONS = {
@@ -390,7 +390,11 @@ class TestTensorFlow:
         assert " while(" not in program
 
     @pytest.mark.parametrize(
-        "stateful, policy", [(True, "float32"), (False, "mixed_bfloat16")]
+        "stateful, policy",
+        [
+            (True, "float32"),
+            pytest.param(False, "mixed_bfloat16", marks=pytest.mark.slow),
+        ],
     )
     def test_training_is_the_same_under_xla(
         self, stateful, policy, rng, monkeypatch

@@ -8,18 +8,18 @@ from keras import ops
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import compiled
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import compiled
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.9)
 
@@ -59,6 +59,7 @@ def test_names_and_shapes_of_the_weights(options):
     ]
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -296,6 +297,7 @@ def test_clone_model(rng):
 POLICIES = ["float16", "mixed_float16", "bfloat16", "mixed_bfloat16"]
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [ARMIN, as_rnn], ids=["ARMIN", "RNN"])
 def test_low_precision_follows_float32(make, policy, rng):
@@ -335,6 +337,7 @@ def test_low_precision_follows_float32(make, policy, rng):
     assert (memory[:, 2099] != 0).all()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("addressing", ["relaxed", "soft"])
 def test_a_read_over_thousands_of_slots_survives_float16(addressing):
     """All slots hold 1 and the output gate is half open: 0.5, however read."""
@@ -359,6 +362,7 @@ def test_a_read_over_thousands_of_slots_survives_float16(addressing):
     )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_training_in_mixed_precision(policy, rng):
     layer = ARMIN(
@@ -383,6 +387,7 @@ def test_training_in_mixed_precision(policy, rng):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+@pytest.mark.slow("jax")
 def test_float64_is_float64_and_the_dtype_reaches_the_cell(float64, rng):
     layer = ARMIN(UNITS, dtype="float64")
     outputs = layer(ops.convert_to_tensor(inputs(rng), "float64"))

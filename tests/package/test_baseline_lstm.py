@@ -9,14 +9,14 @@ from keras_armin.baselines import LayerNormLSTM
 from keras_armin.baselines import LayerNormLSTMCell
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
-from tests.helpers import randomise
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 HALF = 4
 RATES = {"zoneout_cell": 0.4, "zoneout_hidden": 0.3}

@@ -10,13 +10,13 @@ from keras_armin import trace_memory
 from keras_armin.baselines import _heads
 from keras_armin.baselines import dnc
 from keras_armin.baselines import sab
-from tests.helpers import BACKEND
-from tests.helpers import array
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference_baselines as reference
-from tests.helpers import tensor
+from tests.helpers.common import BACKEND
+from tests.helpers.common import array
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 N = 6
 
@@ -186,6 +186,7 @@ def test_a_planted_order_of_writes_is_read_back_through_the_links():
     assert not np.diag(link).any()
 
 
+@pytest.mark.slow("tensorflow")
 def test_reading_weights_of_the_dnc_never_sum_to_more_than_one(rng):
     """With modes over heads, the fault of the released code, they do."""
     sums = {}
@@ -251,6 +252,7 @@ def test_sam_erases_only_the_slot_accessed_least_recently(rng):
 # --- TARDIS and AwTA --------------------------------------------------------
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["TARDIS", "AwTA"])
 @pytest.mark.parametrize("training", [False, True])
 def test_the_slot_read_last_is_not_read_again(name, training, rng):
@@ -264,6 +266,7 @@ def test_the_slot_read_last_is_not_read_again(name, training, rng):
     assert (slots[:, 1:] != slots[:, :-1]).all()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", ["TARDIS", "AwTA"])
 def test_the_released_addressing_leaves_the_choice_to_chance(name, rng):
     """Which is why it is not the default: 100 is normalised with the rest."""
@@ -357,6 +360,7 @@ def far_gradients(rng, recall):
     return np.abs(found).max(axis=(0, 2))
 
 
+@pytest.mark.slow("jax")
 def test_sab_sends_gradients_hundreds_of_steps_back_though_truncated(rng):
     with_recall = far_gradients(rng, True)
     without = far_gradients(rng, False)
@@ -401,6 +405,7 @@ def assert_finite(layer, x, **planted):
         assert gradient is None or np.isfinite(gradient).all(), name
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @each_hazard
 def test_hazards_of_memory_gates_and_usage(name, rng):
     """One layer and one shape for all, which JAX compiles once."""
@@ -423,6 +428,7 @@ def test_hazards_of_memory_gates_and_usage(name, rng):
             assert_finite(layer, ones, usage=value, write_weights=value)
 
 
+@pytest.mark.slow
 @each_hazard
 def test_a_long_sequence(name, rng):
     layer = hazardous(name, rng, scale=1.5)
@@ -435,6 +441,7 @@ def test_a_long_sequence(name, rng):
     assert np.abs(outputs).max() < 1e3
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("variant", ["published", "released"])
 @each_hazard
 def test_float16_with_saturated_gates(name, variant, rng):

@@ -7,14 +7,14 @@ import pytest
 from keras_armin import baselines
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference_baselines as reference
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 from tests.helpers.networks import NETWORKS
 
 TIME = 9  # more than there are slots
@@ -206,8 +206,9 @@ LEARNERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", LEARNERS)
-def test_a_small_copy_task_is_learnt(network, in_time):
+def test_a_small_copy_task_is_learnt(network):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
     bits = np.array(list(np.ndindex(2, 2, 2)), "float32")
     x = np.zeros((8, 6, 2), "float32")

@@ -10,25 +10,24 @@ import pytest
 from keras import ops
 
 from keras_armin import trace_memory
-from tests.conftest import IN_CI
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import compiled
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
-from tests.helpers import tensor
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import compiled
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 from tests.helpers.networks import FIXED
 from tests.helpers.networks import NETWORKS
+from tests.helpers.networks import armin_then_others
 from tests.helpers.networks import each_network
 from tests.helpers.networks import each_with_memory
 from tests.helpers.networks import layer_arguments
-
-pytestmark = pytest.mark.usefixtures("in_time")
+from tests.helpers.networks import marks_of
 
 HALF = 4
 LENGTHS = np.array([4, 7, 2])
@@ -275,7 +274,7 @@ def test_a_masked_tail_equals_a_shorter_sequence(network, rng):
             close(whole[b : b + 1], part)
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_nan_in_masked_steps_reaches_nothing(network, rng):
     layer = built(network, rng, return_sequences=True)
     x = inputs(rng)
@@ -310,7 +309,7 @@ def same_state(a, b):
         close(a[name], b[name])
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_a_stateful_layer_carries_its_state(network, rng):
     """Through predict and through fit, as one call goes over the whole."""
     options = {"return_sequences": True}
@@ -392,15 +391,12 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 # --- training ---------------------------------------------------------------
 
 
-@each_network
+@armin_then_others()
 # Without jit JAX compiles hundreds of operations, each by itself; the tests of
-# gradients here do that already. CI trains every network on TensorFlow without
-# XLA to learn a small task.
+# gradients here do that already.
 @pytest.mark.parametrize(
     "jit_compile",
-    [True]
-    if BACKEND == "jax" or (IN_CI and BACKEND == "tensorflow")
-    else [False, True],
+    [pytest.param(False, marks=pytest.mark.slow("jax", "tensorflow")), True],
 )
 def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
     if BACKEND == "torch":
@@ -423,10 +419,13 @@ def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
 def with_variants():
     """Every network, and those that differ in the released code again."""
     for name, network in NETWORKS.items():
-        yield pytest.param(network, {}, id=name)
+        marks = marks_of(name)
+        yield pytest.param(network, {}, id=name, marks=marks)
         if "variant" in network.full:
             released = {"variant": "released"}
-            yield pytest.param(network, released, id=f"{name} released")
+            yield pytest.param(
+                network, released, id=f"{name} released", marks=marks
+            )
 
 
 @pytest.mark.parametrize(("network", "variant"), with_variants())
@@ -490,7 +489,7 @@ def test_regularizers_act_on_kernels_and_biases(network, rng):
 # --- precision --------------------------------------------------------------
 
 
-@each_network
+@armin_then_others("jax", "tensorflow")
 def test_mixed_precision_follows_float32_and_trains(network, rng):
     exact = network.make(return_sequences=True)
     layer = network.make(dtype="mixed_bfloat16", return_sequences=True)

@@ -47,6 +47,7 @@ WITH_EXAMPLES = (
 )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", list(modules()))
 def test_docstring_examples(name):
     names = {

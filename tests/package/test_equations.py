@@ -10,22 +10,21 @@ from hypothesis import strategies as st
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.conftest import IN_CI
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import fix_noise
-from tests.helpers import inputs
-from tests.helpers import random_noise
 from tests.helpers import reference
-from tests.helpers import set_cell_weights
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import fix_noise
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import set_cell_weights
+from tests.helpers.common import tensor
 
 AXES = {
     "addressing": ["hard", "relaxed", "soft"],
@@ -74,12 +73,15 @@ def pairwise():
 def combinations():
     """Grouped by the first three axes, to keep the number of tests readable.
 
-    All of them take minutes: in CI those in which each pair occurs.
+    Those in which each pair occurs, then, slow, all of them.
     """
-    groups = {}
-    for row in pairwise() if IN_CI else rows():
-        groups.setdefault(tuple(row.values())[:3], []).append(row)
-    return list(groups.values())
+    for rows_of, marks in ((pairwise, []), (rows, [pytest.mark.slow])):
+        groups = {}
+        for row in rows_of():
+            groups.setdefault(tuple(row.values())[:3], []).append(row)
+        for key, group in groups.items():
+            name = "-".join(["all" if marks else "pairs", *map(str, key)])
+            yield pytest.param(group, id=name, marks=marks)
 
 
 def name_of(options):
@@ -135,23 +137,21 @@ def compare(
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    "group",
-    combinations(),
-    ids=lambda group: "-".join(str(v) for v in list(group[0].values())[:3]),
-)
+@pytest.mark.parametrize("group", combinations())
 def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):
     for options in group:
         # Two steps fill the memory, the third overwrites a slot of it.
         compare(options, "float64", training, rng, 1e-10, time=3, slots=2)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("options", pairwise(), ids=name_of)
 def test_pairwise_set_agrees_in_float32(options, training, rng):
     compare(options, "float32", training, rng, 1e-5)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     "options",
@@ -172,7 +172,9 @@ def test_pairwise_set_agrees_in_float32(options, training, rng):
     ],
     ids=name_of,
 )
-def test_other_options_agree_in_float64(options, training, rng, float64):
+def test_other_options_agree_in_float64(
+    options, training, rng, float64, no_jit
+):
     compare(options, "float64", training, rng, 1e-10)
 
 
@@ -208,6 +210,7 @@ def test_dropout_masks_enter_products_only(rng, float64, monkeypatch):
         np.testing.assert_allclose(outputs, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow("jax")
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),
@@ -258,6 +261,7 @@ def test_the_papers_own_network_is_one_call_away(training, rng, float64):
     )
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("case", reference.GOLDEN_CASES)
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 def test_golden_file(case, make):
@@ -322,6 +326,7 @@ def test_a_batch_equals_its_samples_one_by_one(rng):
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 def test_a_batch_of_one_agrees_with_the_reference(

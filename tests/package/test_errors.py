@@ -6,12 +6,13 @@ import pytest
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import inputs
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import inputs
+from tests.helpers.common import slow_except_on
 
 each_class = pytest.mark.parametrize("cls", [ARMIN, ARMINCell])
 
@@ -194,6 +195,7 @@ def test_masks_and_resets_of_a_wrong_shape(name, rng):
         layer(keras.Input((TIME, FEATURES)), **{name: symbolic})
 
 
+@slow_except_on("torch")
 def test_an_unsupported_backend_is_named():
     import os
     import subprocess

@@ -15,15 +15,16 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import export_lib
 from keras_armin.baselines import NTM
-from tests.helpers import BACKEND
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
 from tests.helpers import load_exported
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import slow_except_on
 from tests.helpers.exported import call_model
 from tests.helpers.exported import check_exported
 from tests.helpers.exported import run_exported
@@ -119,7 +120,13 @@ def calls_for(name, rng):
     return found
 
 
-@pytest.mark.parametrize("format", FORMATS[1:])
+@pytest.mark.parametrize(
+    "format",
+    [
+        pytest.param(x, marks=[] if x == "onnx" else pytest.mark.slow)
+        for x in FORMATS[1:]
+    ],
+)
 def test_a_file_gives_the_same_numbers_at_any_batch_and_length(
     format, tmp_path, rng
 ):
@@ -130,6 +137,7 @@ def test_a_file_gives_the_same_numbers_at_any_batch_and_length(
     check_exported(tmp_path, format, {name: made(name, rng)}, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("litert" not in FORMATS, reason="refused, see below")
 def test_litert_wants_a_fixed_batch_for_all_outputs(tmp_path, rng):
     model = made("masked", rng)
@@ -147,6 +155,7 @@ def test_litert_wants_a_fixed_batch_for_all_outputs(tmp_path, rng):
     )
 
 
+@pytest.mark.slow
 def test_every_kind_of_model_can_be_exported(tmp_path, rng):
     names = [
         name for name in VARIETIES if name != "bare_cell" or BACKEND != "torch"
@@ -157,6 +166,7 @@ def test_every_kind_of_model_can_be_exported(tmp_path, rng):
     check_exported(tmp_path, NATIVE, models, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "torch", reason="a fault of Keras on PyTorch")
 def test_a_bare_cell_on_torch_needs_fixed_sizes(tmp_path, rng):
     model = made("bare_cell", rng)
@@ -181,6 +191,7 @@ def test_what_a_backend_cannot_do_names_what_can(format, tmp_path, rng):
         keras_armin.export(made("hard", rng), file, format)
 
 
+@pytest.mark.slow("jax")
 def test_the_carried_state_of_a_stateful_model_is_exported(tmp_path, rng):
     model = keras.Sequential(
         [
@@ -287,6 +298,7 @@ COMPLAINTS = {
 }
 
 
+@pytest.mark.slow("jax", "tensorflow")
 # What a runtime says does not depend on who wrote the file: once is enough.
 @pytest.mark.parametrize(
     "format", FORMATS if BACKEND == "tensorflow" else [NATIVE]
@@ -312,6 +324,7 @@ np.save(sys.argv[3], keras.ops.convert_to_numpy(y))
 """
 
 
+@slow_except_on("torch")
 def test_a_saved_model_gives_the_same_on_another_backend(tmp_path, rng):
     model, x = made("stacked", rng), inputs(rng)
     model.save(tmp_path / "model.keras")

@@ -6,18 +6,25 @@ import pytest
 
 import keras_armin
 from keras_armin import ARMIN
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.exported import run_exported
 from tests.package.test_export import FORMATS
 
 STEPS = 1000
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.slow("jax")
+@pytest.mark.parametrize(
+    "format",
+    [
+        FORMATS[0],
+        *(pytest.param(x, marks=pytest.mark.slow) for x in FORMATS[1:]),
+    ],
+)
 def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
     format, tmp_path, rng
 ):

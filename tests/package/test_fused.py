@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
+import itertools
 import re
 
 import keras
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 from keras import ops
 
@@ -20,20 +20,19 @@ from keras_armin.memory_ops import count_to_pointer
 from keras_armin.memory_ops import ranks_to_order
 from keras_armin.memory_rnn import MemoryRNN
 from keras_armin.normalization import layer_norm_backward
-from tests.conftest import IN_CI
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import fix_noise
-from tests.helpers import gradients as gradients_of
-from tests.helpers import inputs
-from tests.helpers import randomise
-from tests.helpers import tensor
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients as gradients_of
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import tensor
 
 EVERYTHING = {
     "memory_dim": DIM,
@@ -217,7 +216,7 @@ def compare(
 ACTIVATIONS = st.sampled_from([None, "tanh", "softsign"])
 
 
-@settings(max_examples=(4 if IN_CI else 8) if BACKEND == "jax" else 30)
+@pytest.mark.slow("jax")
 @given(
     batch=st.integers(1, 4),
     time=st.integers(1, 6),
@@ -286,18 +285,31 @@ def real_float64():
 COMPILED = {"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": [None]}
 
 
-@pytest.mark.parametrize("compiled", COMPILED[BACKEND])
+WITH_OPTIONS = {
+    "hard": {"addressing": "hard"},
+    "hard, everything": {"addressing": "hard", **EVERYTHING},
+    "relaxed, everything": {"addressing": "relaxed", **EVERYTHING},
+}
+MODES = [(False, True), (True, True), (True, False)]  # masked, training
+
+
+def compiled_cases():
+    """With every option masked and training; the rest is slow."""
+    for name, mode in itertools.product(WITH_OPTIONS, MODES):
+        for compiled in COMPILED[BACKEND]:
+            quick = name != "hard" and mode == MODES[1] and compiled != "graph"
+            slow = pytest.mark.slow("jax", "tensorflow")
+            yield pytest.param(
+                WITH_OPTIONS[name],
+                *mode,
+                compiled,
+                id=f"{name}-{mode}-{compiled}",
+                marks=[] if quick else slow,
+            )
+
+
 @pytest.mark.parametrize(
-    "masked, training", [(False, True), (True, True), (True, False)]
-)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"addressing": "hard"},
-        {"addressing": "hard", **EVERYTHING},
-        {"addressing": "relaxed", **EVERYTHING},
-    ],
-    ids=["hard", "hard, everything", "relaxed, everything"],
+    "options, masked, training, compiled", compiled_cases()
 )
 def test_it_agrees_with_the_reference_loop_when_compiled(
     options, masked, training, compiled, rng, float64
@@ -356,6 +368,7 @@ def test_the_layer_falls_back_to_the_reference_loop(rng, monkeypatch):
     assert not calls
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_the_temperature_can_be_trained(addressing, rng, float64):
     """Nothing in the package does, but users may."""
@@ -445,7 +458,9 @@ def test_going_back_twice_gives_the_same(rng):
     np.testing.assert_array_equal(array(first[0]), array(second[0]))
 
 
-@pytest.mark.parametrize("addressing", ["hard", "relaxed"])
+@pytest.mark.parametrize(
+    "addressing", ["hard", pytest.param("relaxed", marks=pytest.mark.slow)]
+)
 def test_no_memory_of_all_steps_is_kept(addressing, rng):
     """What is stored for the backward pass does not grow with the memory."""
 
@@ -641,6 +656,7 @@ def no_gradients():
     return torch.no_grad()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_half_precision_is_close(addressing, training, rng):
@@ -670,6 +686,7 @@ def test_half_precision_is_close(addressing, training, rng):
     assert np.median(off) < 0.01
 
 
+@pytest.mark.slow("jax")
 def test_in_half_precision_a_low_temperature_does_not_overflow(rng):
     """h is not bounded, and divided by 0.001 does not fit into float16."""
     layer = ARMIN(
@@ -708,6 +725,7 @@ def step_function(x):
     return ops.cast(x > 0, x.dtype)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", ["activation", "recurrent_activation"])
 def test_an_activation_without_a_gradient_is_taken(name, rng):
     layer = ARMIN(UNITS, 3, return_sequences=True, **{name: step_function})

@@ -7,8 +7,8 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import sampling
-from tests.helpers import BACKEND
-from tests.helpers import array
+from tests.helpers.common import BACKEND
+from tests.helpers.common import array
 
 TOKENS = 7
 PROMPT = [1, 0, 2]

@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import random_noise
-from tests.helpers import randomise
 from tests.helpers import reference
-from tests.helpers import set_cell_weights
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import each_form
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import randomise
+from tests.helpers.common import set_cell_weights
 
 STEP = 1e-6
 
@@ -61,8 +62,16 @@ def finite_differences(loss, weights, rng, per_weight=4):
             yield name, index, (moved[0] - moved[1]) / (2 * STEP)
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
-@pytest.mark.parametrize("case", SMOOTH)
+@each_form
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("soft", marks=pytest.mark.slow("jax")),
+        pytest.param("relaxed", marks=pytest.mark.slow("jax")),
+        "soft, everything",
+        "relaxed, everything",
+    ],
+)
 def test_training_gradients_match_finite_differences(
     case, make, rng, float64, monkeypatch
 ):
@@ -94,7 +103,7 @@ def test_training_gradients_match_finite_differences(
         assert found[name][index] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("return_sequences", [False, True])
 def test_gradients_do_not_depend_on_training(
     return_sequences, make, rng, float64
@@ -125,7 +134,7 @@ def test_gradients_do_not_depend_on_training(
         )
 
 
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_discrete_read_has_the_gradient_of_the_relaxed_one(
@@ -196,8 +205,9 @@ def read_gradient(options, weights, x, b, logits):
     )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
-@pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+@each_form
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients_reach_every_weight(training, make, addressing, rng):
     layer = make(

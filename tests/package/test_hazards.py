@@ -13,16 +13,16 @@ from keras_armin import PAPER
 from keras_armin import backends
 from keras_armin import gradient_clipping
 from keras_armin.baselines import LayerNormLSTM
-from tests.helpers import BACKEND
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.networks import NETWORKS
 from tests.package import test_fused
 
@@ -67,7 +67,8 @@ VARIETIES = {
     "AwTA": {"layer_norm": True},
     "SAB": {"layer_norm": True, "truncate_every": STEPS},
 }
-
+# The others take seconds each.
+QUICK = ("ARMIN", "LayerNormLSTM")
 
 # Those whose outputs are bounded. On others, such as what is read from a
 # learned initial memory, a regression may diverge by itself at this learning
@@ -128,7 +129,13 @@ def assert_finite(x, name):
     assert np.isfinite(array(x).astype("float64")).all(), name
 
 
-@pytest.mark.parametrize("variety", VARIETIES)
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in VARIETIES
+    ],
+)
 def test_updates_on_any_constant_input_stay_finite(variety, rng):
     layer = make(variety)
     head = "linear" if variety in LINEAR_HEAD else "tanh"
@@ -137,12 +144,22 @@ def test_updates_on_any_constant_input_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM"])
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(
+            "ARMIN hard, all", marks=pytest.mark.slow("jax", "tensorflow")
+        ),
+        "LayerNormLSTM",
+    ],
+)
 def test_updates_by_adam_stay_finite(variety, rng):
     updated(make(variety), hazards(rng), keras.optimizers.Adam(1e-3))
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "training", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
+)
 @pytest.mark.parametrize("variety", ["ARMIN", "LayerNormLSTM"])
 def test_gradients_of_silence_are_finite(variety, training):
     layer = make(variety)
@@ -156,7 +173,15 @@ def test_gradients_of_silence_are_finite(variety, training):
             assert_finite(gradient, name)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM", "NTM"])
+@pytest.mark.slow("jax", "tensorflow")
+@pytest.mark.parametrize(
+    "variety",
+    [
+        "ARMIN hard, all",
+        "LayerNormLSTM",
+        pytest.param("NTM", marks=pytest.mark.slow),
+    ],
+)
 def test_updates_in_bfloat16_stay_finite(variety, rng):
     layer = make(variety, dtype="mixed_bfloat16")
     before = updated(layer, hazards(rng))
@@ -164,7 +189,16 @@ def test_updates_in_bfloat16_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
-@pytest.mark.parametrize("variety", ["ARMIN hard, all", "LayerNormLSTM"])
+@pytest.mark.slow("jax")
+@pytest.mark.parametrize(
+    "variety",
+    [
+        pytest.param(
+            "ARMIN hard, all", marks=pytest.mark.slow("jax", "tensorflow")
+        ),
+        "LayerNormLSTM",
+    ],
+)
 def test_weights_stay_finite_in_float16(variety, rng, monkeypatch):
     """Keras leaves out updates in which a gradient overflows."""
     before = keras.config.dtype_policy()
@@ -175,6 +209,7 @@ def test_weights_stay_finite_in_float16(variety, rng, monkeypatch):
         keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.slow("jax")
 def test_long_sequences_stay_finite(rng):
     x = hazards(rng, time=LONG)[[0, -1]]
     layer = ARMIN(2, 2, layer_norm=True)
@@ -224,7 +259,9 @@ def test_a_clipped_gradient_leaves_the_value_alone():
 EVERYTHING = {"units": UNITS, "memory_slots": 3, **test_fused.EVERYTHING}
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "masked", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
+)
 def test_both_ways_agree_where_the_bound_is_met(
     masked, rng, float64, monkeypatch
 ):
@@ -233,6 +270,7 @@ def test_both_ways_agree_where_the_bound_is_met(
     test_fused.compare(rng, EVERYTHING, masked=masked)
 
 
+@pytest.mark.slow("jax")
 def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
     layer = ARMIN(UNITS, 3, DIM, layer_norm=True, dtype="float64")
     x = np.zeros((1, STEPS, FEATURES))
@@ -251,6 +289,7 @@ def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
         )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("layer_class", [ARMIN, LayerNormLSTM])
 def test_ordinary_gradients_do_not_meet_the_bound(
     layer_class, rng, float64, monkeypatch

@@ -12,23 +12,22 @@ from keras_armin import plot_memory
 from keras_armin import trace_memory
 from keras_armin.callbacks import SlotUsage
 from keras_armin.inspection import MemoryTrace
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import inputs
-from tests.helpers import randomise
 from tests.helpers import reference
-from tests.helpers import tensor
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import each_form
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
+from tests.helpers.common import slow_except_on
+from tests.helpers.common import tensor
 
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 
-
-@both
+@each_form
 @pytest.mark.parametrize("addressing", ["hard", "soft"])
 def test_the_trace_is_what_the_reference_read_and_wrote(make, addressing, rng):
     options = {"memory_slots": 3, "addressing": addressing}
@@ -92,6 +91,7 @@ def test_a_trace_of_training_shows_the_samples(rng):
     np.testing.assert_allclose(trace.read_weights.sum(-1), 1.0, rtol=1e-5)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_trace_in_mixed_precision(frozen, rng):
     layer = ARMIN(UNITS, SLOTS, dtype="mixed_bfloat16", trainable=not frozen)
@@ -184,6 +184,7 @@ def test_a_picture_can_be_drawn_on_given_axes_and_saved(rng, tmp_path):
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
+@slow_except_on("torch")
 def test_the_package_imports_without_matplotlib():
     code = "import sys; sys.modules['matplotlib'] = None; import keras_armin"
 

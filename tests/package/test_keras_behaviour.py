@@ -7,28 +7,27 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import as_rnn
-from tests.helpers import compiled
-from tests.helpers import fix_noise
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import random_noise
-from tests.helpers import randomise
 from tests.helpers import reference
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import compiled
+from tests.helpers.common import each_form
+from tests.helpers.common import fix_noise
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import random_noise
+from tests.helpers.common import randomise
 
 OUTPUT = UNITS + DIM
 STATE_SIZES = [OUTPUT, UNITS, SLOTS * DIM, 4, SLOTS]
 SIZES = {"units": UNITS, "memory_slots": SLOTS, "memory_dim": DIM}
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 # What the contract of all networks has for the layer already.
 bare = pytest.mark.parametrize("make", [as_rnn], ids=["RNN(ARMINCell)"])
 
@@ -51,7 +50,8 @@ LENGTHS = np.array([4, 7, 2])
 MASK = np.arange(TIME)[None] < LENGTHS[:, None]
 
 
-@both
+@pytest.mark.slow("jax")
+@each_form
 @pytest.mark.parametrize("slots", [SLOTS, BATCH], ids=["", "slots = batch"])
 def test_a_masked_tail_equals_a_shorter_sequence(make, slots, rng):
     layer = built(make, rng, memory_slots=slots, return_state=True)
@@ -98,7 +98,7 @@ def test_masks_in_every_mode_agree_with_the_reference(
     close(last(x, mask=mask), expected[:, -1])
 
 
-@both
+@each_form
 def test_a_mask_from_masking_and_from_embedding(make, rng):
     layer = built(make, rng)
     x = inputs(rng)
@@ -170,6 +170,7 @@ def test_the_output_mask_is_reversed_with_the_outputs(rng):
     close(model(padded), expected)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
 def test_nan_in_masked_steps_reaches_nothing(addressing, training, rng):
@@ -187,7 +188,7 @@ def test_nan_in_masked_steps_reaches_nothing(addressing, training, rng):
     assert (found_x[~MASK] == 0).all()
 
 
-@both
+@each_form
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
 def test_nan_in_one_sample_reaches_no_other(
@@ -244,7 +245,7 @@ def test_two_halves_with_the_state_passed_on_equal_the_whole(make, rng):
         close(a, b)
 
 
-@both
+@each_form
 def test_encoder_to_decoder(make, rng):
     encoder_input = keras.Input((None, FEATURES))
     decoder_input = keras.Input((None, 2))
@@ -307,6 +308,7 @@ def test_bidirectional_with_states(rng):
     assert tuple(outputs[3].shape) == (BATCH, SLOTS * DIM)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_stacked_with_other_cells(rng):
     cells = [
         keras.layers.LSTMCell(3),
@@ -350,7 +352,7 @@ def test_time_distributed(rng):
     close(y[:, 1], layer(x[:, 1]))
 
 
-@both
+@each_form
 def test_layer_and_cell_as_a_plain_call_with_any_batch_and_time(make, rng):
     layer = built(make, rng)
     model = keras.Sequential([keras.Input((None, FEATURES)), layer])
@@ -381,7 +383,7 @@ def sequential(layer):
     return keras.Sequential([layer, keras.layers.Dense(2)])
 
 
-@both
+@each_form
 @pytest.mark.parametrize("style", [sequential, functional, Subclassed])
 def test_every_style_of_model_trains(make, style, rng):
     model = style(make(**SIZES, zoneout=0.1, dropout=0.1, seed=3))
@@ -395,8 +397,13 @@ def test_every_style_of_model_trains(make, style, rng):
     assert model.predict(x, verbose=0).shape == (8, 2)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @bare
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    "jit_compile",
+    # torch makes C++ of the whole loop, which takes minutes.
+    [False, pytest.param(True, marks=pytest.mark.slow("torch"))],
+)
 def test_training_with_and_without_jit(make, jit_compile, rng):
     # Without noise the loss has to fall.
     model = compiled(
@@ -465,7 +472,7 @@ def train_by_hand(model, x, y, steps):
     return losses
 
 
-@both
+@each_form
 def test_a_hand_written_training_loop(make, rng):
     model = keras.Sequential(
         [
@@ -482,6 +489,7 @@ def test_a_hand_written_training_loop(make, rng):
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_small_copy_task_is_learnt(rng):
     """Three bits in, three bits out: below 0.1 nats from 0.69."""
     bits = rng.integers(0, 2, (256, 3)).astype("float32")

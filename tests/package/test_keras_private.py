@@ -6,8 +6,8 @@ import pytest
 
 from keras_armin import ARMIN
 from keras_armin import keras_private
-from tests.helpers import BACKEND
-from tests.helpers import array
+from tests.helpers.common import BACKEND
+from tests.helpers.common import array
 
 
 class Probe(keras_private.DropoutRNNCell, keras.layers.Layer):

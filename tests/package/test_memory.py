@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_armin import backends
 from keras_armin import memory_ops
-from tests.helpers import array
+from tests.helpers.common import array
 
 BATCH, SLOTS, DIM = 3, 4, 2
 
@@ -63,6 +63,7 @@ def ranks_after(writes, slots):
     return [order.index(slot) for slot in range(slots)]
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("slots", [1, 2, 5, 128, 129, 3000])
 def test_the_order_of_writes_is_exact_in_every_dtype(dtype, slots, rng):

@@ -11,8 +11,10 @@ import zipfile
 import pytest
 
 import keras_armin
-from tests.helpers import BACKEND
+from tests.helpers.common import BACKEND
+from tests.helpers.common import slow_except_on
 
+pytestmark = slow_except_on("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -8,12 +8,10 @@ from keras import ops
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import noise
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import array
-from tests.helpers import as_rnn
-
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+from tests.helpers.common import FEATURES
+from tests.helpers.common import array
+from tests.helpers.common import as_rnn
+from tests.helpers.common import each_form
 
 SLOTS = 16
 TIME = 30
@@ -52,7 +50,7 @@ def slots_read(outputs):
     return np.round(array(outputs)[..., 2] * 2).astype(int)
 
 
-@both
+@each_form
 def test_noise_differs_between_samples_steps_and_calls(make):
     layer = reader(make)
     x = np.zeros((3, SLOTS, FEATURES), "float32")
@@ -65,7 +63,7 @@ def test_noise_differs_between_samples_steps_and_calls(make):
     assert all(len(set(row)) > 3 for row in rows)
 
 
-@both
+@each_form
 def test_without_noise_training_is_inference(make):
     layer = reader(make, noise_scale=0.0)
     before = array(layer.cell.seed_generator.state.value)
@@ -81,7 +79,7 @@ def test_without_noise_training_is_inference(make):
     assert layer.cell.noise_scale is None
 
 
-@both
+@each_form
 def test_noise_counts_as_much_as_its_scale(make):
     """The best slot is ahead by 2: little noise leaves it there."""
     layer = reader(make, noise_scale=0.1)
@@ -95,7 +93,7 @@ def test_noise_counts_as_much_as_its_scale(make):
         assert least <= (slots == 5).sum() <= most, scale
 
 
-@both
+@each_form
 def test_every_slot_is_read_alike_by_noise(make):
     layer = reader(make)
     x = np.zeros((200, 1, FEATURES), "float32")
@@ -109,7 +107,7 @@ def test_every_slot_is_read_alike_by_noise(make):
     assert (np.abs(counts - 125) < 60).all()
 
 
-@both
+@each_form
 def test_inference_draws_nothing(make):
     layer = reader(make, zoneout=0.5, dropout=0.5, recurrent_dropout=0.5)
     before = array(layer.cell.seed_generator.state.value)
@@ -133,7 +131,7 @@ class Watch(keras.callbacks.Callback):
         self.losses.append(float(logs["loss"]))
 
 
-@both
+@each_form
 def test_noise_is_fresh_inside_fit(make):
     """With a learning rate of 0 only noise can change the loss."""
     layer = reader(make)
@@ -146,7 +144,7 @@ def test_noise_is_fresh_inside_fit(make):
     assert len(set(watch.losses)) == 6
 
 
-@both
+@each_form
 @pytest.mark.parametrize("rate", ["zoneout", "dropout", "recurrent_dropout"])
 def test_each_kind_of_noise_acts_in_training_only(make, rate, rng):
     layer = make(units=8, addressing="soft", memory_slots=2, **{rate: 0.5})
@@ -159,7 +157,7 @@ def test_each_kind_of_noise_acts_in_training_only(make, rate, rng):
     assert not np.array_equal(a[0], a[1])
 
 
-@both
+@each_form
 def test_zoneout_is_fresh_at_each_step(make):
     """f = 1, i g = 1: each step adds 1 to the units that zoneout lets go."""
     layer = make(
@@ -188,7 +186,7 @@ def test_zoneout_is_fresh_at_each_step(make):
     np.testing.assert_allclose(array(layer(x)[2]), 8 * 0.5, atol=1e-3)
 
 
-@both
+@each_form
 def test_dropout_masks_are_the_same_at_each_step(make):
     """With all weights but the candidate's zero, h counts the kept inputs."""
     layer = make(
@@ -247,7 +245,7 @@ def fit_once(make, seed, rng_seed=0):
     return model.get_weights()
 
 
-@both
+@each_form
 def test_a_seed_reproduces_a_whole_fit(make):
     first, again, other = (fit_once(make, seed) for seed in (5, 5, 6))
 
@@ -290,7 +288,8 @@ def test_extreme_uniforms_give_finite_noise(monkeypatch):
     assert np.isfinite(array(noise.gumbel((2,), None))).all()
 
 
-@both
+@pytest.mark.slow("jax", "tensorflow")
+@each_form
 def test_a_failed_call_leaves_no_stale_noise(make):
     """A trace that dies half-way must not hand its seed to the next call."""
     failing = [True]
@@ -312,6 +311,7 @@ def test_a_failed_call_leaves_no_stale_noise(make):
     model.fit(x, np.zeros((2, 3)), verbose=0)
 
 
+@pytest.mark.slow("jax")
 def test_the_bare_cell_called_alone_draws_fresh_noise():
     rnn = reader(as_rnn)
     states = rnn.cell.get_initial_state(batch_size=40)
@@ -324,6 +324,7 @@ def test_the_bare_cell_called_alone_draws_fresh_noise():
     assert (a != b).any()
 
 
+@pytest.mark.slow("jax")
 def test_left_padded_samples_do_not_freeze_the_noise_of_others():
     """Sample 0 writes nothing while the others step."""
     rnn = reader(as_rnn)

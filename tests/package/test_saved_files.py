@@ -15,7 +15,7 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from tests.helpers import array
+from tests.helpers.common import array
 
 HERE = pathlib.Path(__file__).parent
 FOLDER = HERE / "saved_0_1"

@@ -7,17 +7,18 @@ from keras import ops
 
 from keras_armin import ARMIN
 from keras_armin.callbacks import ValidationState
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import DIM
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import gradients
-from tests.helpers import inputs
-from tests.helpers import randomise
+from keras_armin.memory_rnn import MemoryRNN
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import DIM
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import gradients
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 
 NAMES = ["output", "h", "memory", "pointer", "write_order"]
 SIZES = [UNITS + DIM, UNITS, SLOTS * DIM, 4, SLOTS]
@@ -225,6 +226,19 @@ def test_loading_resets_to_the_loaded_initial_state(rng, tmp_path):
     same_state(other_layer.get_state(), expected)
 
 
+def test_loading_resets_all_layers_that_share_the_cell(rng, tmp_path):
+    model, layer = stateful_model(rng)
+    other = MemoryRNN(layer.cell, stateful=True)
+    model.save_weights(tmp_path / "a.weights.h5")
+    layer(inputs(rng))
+    other(inputs(rng))
+
+    model.load_weights(tmp_path / "a.weights.h5")
+
+    assert (layer.get_state()["pointer"] == 0).all()
+    assert (other.get_state()["pointer"] == 0).all()
+
+
 def test_a_loaded_stateful_model_restarts(rng, tmp_path):
     model, layer = stateful_model(rng)
     x = inputs(rng)
@@ -291,6 +305,7 @@ def test_a_reset_takes_place_at_a_masked_step(rng):
     np.testing.assert_allclose(y[:, 4:], array(layer(x[:, 4:])), atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("shape", ["sample", "step"])
 def test_reset_sends_gradients_into_a_learnt_start(shape, rng):
     layer = ARMIN(

@@ -12,15 +12,15 @@ import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin.step_model import RecurrentStep
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
-from tests.helpers import randomise
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.networks import each_network
 
 layers = keras.layers
@@ -57,7 +57,7 @@ def check_steps(model, x, **arguments):
 
 
 @each_network
-def test_steps_give_the_outputs_of_the_sequence(network, rng, in_time):
+def test_steps_give_the_outputs_of_the_sequence(network, rng):
     layer = network.make(return_sequences=True)
     model = sequential(layer, layers.Dense(2))
     randomise(layer, rng)
@@ -173,6 +173,7 @@ def test_a_stateful_model_with_resets_becomes_a_step(rng):
     np.testing.assert_allclose(stepped, array(whole), atol=1e-5)
 
 
+@pytest.mark.slow("torch")
 def test_a_thousand_steps_do_not_drift(rng):
     layer = small_armin(return_sequences=True, layer_norm=True)
     model = sequential(layer, layers.Dense(2))
@@ -316,6 +317,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow("jax")
 def test_a_served_stream_keeps_its_memory(streamed, tmp_path):
     stream, x, whole = streamed
     if BACKEND == "torch":

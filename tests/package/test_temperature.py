@@ -8,15 +8,13 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin.callbacks import NoiseAnnealing
 from keras_armin.callbacks import TemperatureAnnealing
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import TIME
-from tests.helpers import array
-from tests.helpers import inputs
-
-both = pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import TIME
+from tests.helpers.common import array
+from tests.helpers.common import each_form
+from tests.helpers.common import inputs
 
 
 def halving(start=8.0):
@@ -190,7 +188,7 @@ class Temperatures(keras.callbacks.Callback):
         self.seen.append(float(array(layer.cell.temperature.value)))
 
 
-@both
+@each_form
 def test_the_callback_anneals_per_batch(make, rng):
     model = model_with(make(units=4, memory_slots=3))
     seen = Temperatures()
@@ -203,7 +201,7 @@ def test_the_callback_anneals_per_batch(make, rng):
     assert float(array(model.layers[0].cell.temperature.value)) == 0.25
 
 
-@both
+@each_form
 def test_the_callback_anneals_per_epoch(make, rng):
     model = model_with(make(units=4, memory_slots=3))
     seen = Temperatures()
@@ -256,6 +254,7 @@ def test_the_callback_counts_batches_of_longer_executions(rng):
     assert float(model.layers[0].temperature.numpy()) == 8.0 / 2**6
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callback_finds_cells_at_any_depth(rng):
     inner = keras.Sequential(
         [
@@ -345,7 +344,7 @@ class Noises(Temperatures):
         self.seen.append(float(array(cell.noise_scale.value)))
 
 
-@both
+@each_form
 def test_the_callback_anneals_the_noise(make, rng):
     model = model_with(make(units=4, memory_slots=3, noise_scale=1.0))
     seen = Noises()

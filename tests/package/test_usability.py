@@ -9,18 +9,18 @@ import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import export_lib
-from keras_armin.memory_rnn import LoopResult
 from keras_armin.memory_rnn import MemoryRNN
-from tests.helpers import BACKEND
-from tests.helpers import BATCH
-from tests.helpers import BOTH
-from tests.helpers import FEATURES
-from tests.helpers import SLOTS
-from tests.helpers import TIME
-from tests.helpers import UNITS
-from tests.helpers import array
-from tests.helpers import inputs
-from tests.helpers import randomise
+from keras_armin.reference_loop import LoopResult
+from tests.helpers.common import BACKEND
+from tests.helpers.common import BATCH
+from tests.helpers.common import BOTH
+from tests.helpers.common import FEATURES
+from tests.helpers.common import SLOTS
+from tests.helpers.common import TIME
+from tests.helpers.common import UNITS
+from tests.helpers.common import array
+from tests.helpers.common import inputs
+from tests.helpers.common import randomise
 from tests.helpers.networks import NETWORKS
 
 only_on_tensorflow = pytest.mark.skipif(

@@ -8,21 +8,26 @@ import traceback
 import keras
 import numpy as np
 
-from examples.support.errors import LOST
-from examples.support.errors import STOPPED
-from examples.support.errors import RunError
+from examples.support.cli import STOPPED
+from examples.support.cli import RunError
+
+LOST = (
+    "another process of this run has ended. The same command with --resume, "
+    "in all processes, continues from the last complete epoch."
+)
 
 
 class Engine:
-    """What all engines have in common, as it is in the simplest case.
+    """Base of all engines, with defaults for a single device.
 
-    - `devices`: among so many a batch is split.
-    - `models`: so many models, each with a part of the batch, are the whole.
-      Where it is 1, the one model has the whole batch.
-    - `processes`: how many there are.
-    - `is_chief`: whether this process writes files and reports.
+    The whole script runs in its context.
 
-    As a context it is what the whole script runs in.
+    Attributes:
+        devices: int. Number of devices that share a batch.
+        models: int. Number of models, each for a part of the batch. If it is
+            1, the model sees the whole batch.
+        processes: int. Number of processes.
+        is_chief: bool. Whether this process writes files and reports.
     """
 
     devices = 1
@@ -32,17 +37,16 @@ class Engine:
 
     def __enter__(self):
         if not self.is_chief:
-            # Print everything only once.
-            sys.stdout = open(os.devnull, "w")
+            sys.stdout = open(os.devnull, "w")  # print everything only once
         return self
 
     def __exit__(self, kind, error, where):
         if error is not None and self.processes > 1:
-            self._break_off(error)
+            self._abort(error)
         self.leave()
 
-    def _break_off(self, error):
-        """Exit without waiting: the other processes may wait for this one."""
+    def _abort(self, error):
+        """Exits at once: the other processes may be waiting for this one."""
         if self.lost_others(error):
             print(f"error: {LOST}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt):
@@ -55,10 +59,10 @@ class Engine:
         os._exit(1)
 
     def leave(self):
-        """At the end of the script."""
+        """Called at the end of the script."""
 
     def lost_others(self, error):
-        """Whether that is how the end of another process shows itself."""
+        """Whether the error means that another process has ended."""
         return False
 
     def check_batch_size(self, batch_size):
@@ -74,14 +78,14 @@ class Engine:
         return batch_size // self.models
 
     def scope(self):
-        """Where a model is built and compiled."""
+        """The context in which to build and compile a model."""
         return contextlib.nullcontext()
 
     def prepare(self, model):
-        """Once it is compiled."""
+        """Called with the compiled model."""
 
     def data(self, dataset):
-        """From batches of whole size what this process gives to `fit`."""
+        """The input of `fit` in this process, from global batches."""
         return dataset
 
     def agree(self, number):
@@ -89,31 +93,31 @@ class Engine:
         return number
 
     def wait(self):
-        """For all processes."""
+        """Waits for all processes."""
 
     def without_others(self):
-        """For what Keras does with variables and only the chief does."""
+        """The context in which only the chief creates variables."""
         return contextlib.nullcontext()
 
     def alone(self, model, build):
-        """The trained model on one device, `build()` being a new one.
+        """The trained model on one device, made with `build()`.
 
-        None in other processes than the chief's.
+        None in all processes but the chief's.
         """
         if not self.is_chief:
             return None
         plain = build()
         plain.set_weights(model.get_weights())
-        # Saved weights are loaded into it, and those of the optimizer go along.
+        # Weights to load include those of the optimizer.
         plain.optimizer.build(plain.trainable_variables)
         return plain
 
     # --- for the file to resume from ---------------------------------------
 
     def read(self, model, variables):
-        """Arrays that do not depend on how many devices there are.
+        """Arrays that do not depend on the number of devices.
 
-        All processes have to call it, only the chief gets what counts.
+        Must be called in all processes; the result is complete in the chief's.
         """
         states = {
             id(variable): self.gather(array)
@@ -139,7 +143,7 @@ class Engine:
                 variable.assign(given[id(variable)])
 
     def gather(self, array):
-        """A carried state of all processes, in the order of the batch."""
+        """A carried state of the global batch, from that of this process."""
         return array
 
     def own_part(self, array):
@@ -147,7 +151,7 @@ class Engine:
         return array
 
     def spread(self, variable, seed):
-        """Set a seed, for each model another one that comes of `seed`."""
+        """Sets a seed, to a different value in each model."""
         variable.assign(seed)
 
 
@@ -173,7 +177,7 @@ def spread_seeds(engine, model):
 def seed_of(number, seed):
     """The state of a seed generator for one of several models.
 
-    The first has the very seed, so that a file written by it serves all.
+    The first model keeps the seed, so that a saved one serves all.
     """
     seed = np.array(seed)
     if number:
@@ -183,14 +187,11 @@ def seed_of(number, seed):
 
 
 def part_of(dataset, number, parts):
-    """Of every batch one of equal parts."""
+    """One of equal parts of every batch."""
     import tensorflow as tf
 
-    def own(*batch):
-        def rows(x):
-            size = (x.shape[0] or tf.shape(x)[0]) // parts
-            return x[number * size : (number + 1) * size]
+    def rows(x):
+        size = (x.shape[0] or tf.shape(x)[0]) // parts
+        return x[number * size : (number + 1) * size]
 
-        return tf.nest.map_structure(rows, batch)
-
-    return dataset.map(own)
+    return dataset.map(lambda *batch: tf.nest.map_structure(rows, batch))

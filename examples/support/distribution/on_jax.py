@@ -1,8 +1,8 @@
 """Distributed training on JAX, with `keras.distribution`.
 
-There is one model and one computation over all devices, of all processes: the
-compiler splits it. So the noise of a sample does not depend on the number of
-devices either.
+There is one model and one computation over all devices of all processes, which
+the compiler splits. So the noise of a sample does not depend on the number of
+devices.
 """
 
 import contextlib
@@ -13,12 +13,12 @@ import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
+from examples.support.cli import RunError
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import part_of
-from examples.support.errors import RunError
 
-# The chief tests and draws at the end, while others wait to shut down.
-_PATIENCE = 24 * 60 * 60
+# Seconds. The chief tests and draws at the end, while others wait.
+_SHUTDOWN_TIMEOUT = 24 * 60 * 60
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -45,10 +45,8 @@ class JaxDevices(Engine):
         keras.distribution.set_distribution(None)
 
     def lost_others(self, error):
-        # Some come as another kind of error.
-        return isinstance(error, jax.errors.JaxRuntimeError) or (
-            "Gloo" in str(error)
-        )
+        kind = jax.errors.JaxRuntimeError
+        return isinstance(error, kind) or "Gloo" in str(error)
 
     def data(self, dataset):
         if self.processes == 1:
@@ -62,11 +60,11 @@ class JaxDevices(Engine):
 
     def wait(self):
         if self.processes > 1:
-            multihost_utils.sync_global_devices("all are here")
+            multihost_utils.sync_global_devices("wait")
 
     @contextlib.contextmanager
     def without_others(self):
-        # A new variable, as Keras makes one to save, would wait for all.
+        # Keras creates variables when it saves, which would wait for all.
         keras.distribution.set_distribution(None)
         try:
             yield
@@ -103,15 +101,15 @@ def _join_processes():
         address,
         int(count),
         int(number),
-        shutdown_timeout_seconds=_PATIENCE,
+        shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
     )
 
 
 def _model_parallel(arguments):
-    """A mesh of the batch and the kernels, and which kernels are split.
+    """A mesh that splits the batch, and the columns of wide kernels.
 
-    Those are the wide ones, along their columns, if these can be shared out
-    evenly. Everything else is on all devices.
+    Kernels whose columns cannot be split evenly are on all devices, as is
+    everything else.
     """
     devices, sharing = jax.device_count(), arguments.model_devices or 2
     if jax.process_count() > 1:
@@ -124,10 +122,10 @@ def _model_parallel(arguments):
     split = [name for name, count in columns.items() if count % sharing == 0]
     if not split:
         raise RunError(
-            f"--distribute model has nothing to split among {sharing} devices "
-            "(--model-devices): the kernels of --model "
-            f"{arguments.model} have these numbers of columns: {columns}. "
-            "It takes --model armin, and --units that are a multiple."
+            "--distribute model takes --model armin with kernels that can be "
+            f"split among {sharing} devices (--model-devices). Received: "
+            f"--model {arguments.model} with columns {columns}. Choose --units "
+            "accordingly."
         )
     mesh = keras.distribution.DeviceMesh(
         (devices // sharing, sharing),

@@ -1,9 +1,9 @@
 """Distributed training on TensorFlow, with `tf.distribute`.
 
-Each device has a replica of the model, for its part of the batch. Shared
-variables are mirrored. Variables without an aggregation, such as states and
-seeds, are written by each replica independently. Each replica has its own seed,
-so the noise depends on the number of replicas.
+Each device has a replica of the model, for its part of the batch. Weights are
+mirrored; states and seeds, variables without an aggregation, are written by
+each replica independently. Replicas have different seeds, so the noise depends
+on their number.
 """
 
 import os
@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 import keras_armin
+from examples.support.cli import RunError
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import part_of
 from examples.support.distribution.engine import seed_of
 from examples.support.distribution.engine import spread_seeds
-from examples.support.errors import RunError
 
-# What a collective operation raises when another process has gone.
-_OF_LOST_PEERS = (
+# What a collective operation raises when another process has ended.
+_LOST_PEER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -54,7 +54,7 @@ class Replicas(Engine):
         return self.strategy.scope()
 
     def data(self, dataset):
-        return dataset.map(_without_bool)  # `fit` hands out the parts
+        return dataset.map(_without_bool)  # `fit` distributes the parts
 
     def prepare(self, model):
         keras_armin.distribution.clip_summed_gradients(model.optimizer)
@@ -68,7 +68,7 @@ class Replicas(Engine):
 
 
 class _MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    """Reduces structures of values, and scalars, as Keras asks it to."""
+    """Also reduces scalars and nested structures, which Keras passes."""
 
     def reduce(self, reduce_op, value, axis):
         reduce = super().reduce
@@ -89,8 +89,8 @@ class Workers(Replicas):
         here = len(strategy.extended.worker_devices)
         if here > 1:
             raise RunError(
-                "--distribute data with TF_CONFIG takes processes with one "
-                f"device each. This one has {here}: start one for each, with "
+                "--distribute data with TF_CONFIG takes one device per "
+                f"process. This one has {here}: start a process for each, with "
                 "its own CUDA_VISIBLE_DEVICES."
             )
         resolver = strategy.cluster_resolver
@@ -100,11 +100,11 @@ class Workers(Replicas):
         self.is_chief = self.first_replica == 0
 
     def leave(self):
-        # The chief would take the end of another process for a failure.
+        # The chief would mistake the end of another process for a failure.
         self.wait()
 
     def lost_others(self, error):
-        return isinstance(error, _OF_LOST_PEERS)
+        return isinstance(error, _LOST_PEER_ERRORS)
 
     def data(self, dataset):
         own = part_of(dataset, self.first_replica, self.devices)
@@ -140,7 +140,7 @@ def _make_devices(count):
 
 
 def _without_bool(*batch):
-    """Keras adds up a batch of all replicas, to learn its shapes."""
+    """Keras adds the batches of replicas, to infer shapes."""
     return tf.nest.map_structure(
         lambda x: tf.cast(x, "int32") if x.dtype == tf.bool else x, batch
     )

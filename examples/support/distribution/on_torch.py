@@ -2,9 +2,8 @@
 
 Each process has its own model, for its part of the batch. Gradients are
 averaged in the backward pass and clipped afterwards; metrics are summed. States
-are local to a process: they are not buffers, and DDP broadcasts parameters only
-once, at the start. Each process has its own seed, so the noise depends on the
-number of processes.
+stay local: they are not buffers, and DDP broadcasts parameters only once, at
+the start. Processes have different seeds, so the noise depends on their number.
 """
 
 import contextlib
@@ -15,11 +14,11 @@ import numpy as np
 import torch
 from torch import distributed
 
+from examples.support.cli import RunError
 from examples.support.distribution.engine import Engine
 from examples.support.distribution.engine import part_of
 from examples.support.distribution.engine import seed_of
 from examples.support.distribution.engine import spread_seeds
-from examples.support.errors import RunError
 
 
 def start(arguments):
@@ -30,9 +29,8 @@ def start(arguments):
         )
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         raise RunError(
-            "--distribute data on torch takes processes that torchrun starts, "
-            "one for each device: torchrun --nproc-per-node 2 SCRIPT "
-            "--distribute data ..."
+            "--distribute data on torch needs torchrun, with a process for "
+            "each device: torchrun --nproc-per-node 2 SCRIPT --distribute data"
         )
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -52,26 +50,24 @@ class TorchProcesses(Engine):
         distributed.destroy_process_group()
 
     def lost_others(self, error):
-        said = str(error)
-        return isinstance(error, RuntimeError) and (
-            isinstance(error, distributed.DistError)
-            or "gloo" in said
-            or "Connection" in said
+        return isinstance(error, distributed.DistError) or (
+            isinstance(error, RuntimeError)
+            and any(word in str(error) for word in ("gloo", "Connection"))
         )
 
     def data(self, dataset):
         return part_of(dataset, self.rank, self.models)
 
     def prepare(self, model):
-        """Let `fit` train it together with the other processes."""
+        """Makes `fit` train it together with the other processes."""
         replica = torch.nn.parallel.DistributedDataParallel(
             model, broadcast_buffers=False
         )
-        of_own_samples = model.get_metrics_result
+        local_metrics = model.get_metrics_result
 
         def get_metrics_result():
             with _summed(model.metrics_variables):
-                return of_own_samples()
+                return local_metrics()
 
         def train_step(data):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -83,12 +79,13 @@ class TorchProcesses(Engine):
             with torch.no_grad():
                 gradients = [v.value.grad for v in variables]
                 model.optimizer.apply(gradients, variables)
-            _tracker_of_loss(model).update_state(loss.detach())
+            tracker = next(x for x in model.metrics if x.name == "loss")
+            tracker.update_state(loss.detach())
             return model.compute_metrics(x, y, y_pred, weight)
 
         model.get_metrics_result = get_metrics_result
         model.train_step = train_step
-        # After the first process has handed out its own.
+        # After DDP has broadcast those of the first process.
         spread_seeds(self, model)
 
     def agree(self, number):
@@ -116,13 +113,9 @@ def _device():
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _tracker_of_loss(model):
-    return next(metric for metric in model.metrics if metric.name == "loss")
-
-
 @contextlib.contextmanager
 def _summed(variables):
-    """Metrics as if one process had seen all samples: they are sums."""
+    """Metrics of all samples, while the context lasts: they are sums."""
     own = [v.value.detach().clone() for v in variables]
     total = torch.cat([value.reshape(-1) for value in own])
     distributed.all_reduce(total)

@@ -1,6 +1,6 @@
 """Training that survives a kill: logs, best weights, a file to resume from.
 
-A run lives in a folder:
+The folder of a run has these files:
 
     settings.json       the command line it was started with
     resume.npz          everything needed to continue, written after each epoch
@@ -9,9 +9,9 @@ A run lives in a folder:
     tensorboard/        the same for TensorBoard
     result.json         the result, once the run is complete
 
-An epoch is a number of updates after which the run is validated and saved.
-After a kill, `--resume` repeats what was done since the last save, with the
-same results: data is a function of seed and step, and the resume file, that of
+An epoch is a number of updates, after which the run is validated and saved.
+`--resume` repeats what was done since the last save, with the same results:
+data is a function of seed and step, and the resume file, which is that of
 `keras_armin.callbacks.ResumeTraining`, holds every variable.
 """
 
@@ -27,29 +27,28 @@ import threading
 import time
 
 import keras
-import numpy as np
 
 import keras_armin
-from examples.support import command_line
+from examples.support import cli
+from examples.support.cli import STOPPED
+from examples.support.cli import RunError
 from examples.support.distribution.engine import OneDevice
-from examples.support.errors import STOPPED
-from examples.support.errors import RunError
 
 RESUME_FILE = "resume.npz"
 BEST_WEIGHTS = "best.weights.h5"
 
 
 class Run:
-    """A run in its folder.
+    """A run and its folder.
 
     Args:
-        folder: Where its files are kept.
-        settings: dict of what determines the results, compared on a resume.
-            Values must survive JSON.
+        folder: Folder for its files.
+        settings: dict of everything that determines the results. A resume
+            checks that it is the same.
         resume: bool. Continue the run in `folder`.
         overwrite: bool. Restart even if `folder` holds an unfinished run.
-        engine: The devices, one of `examples.support.distribution`. Of several
-            processes one writes; all have to see the folder.
+        engine: An engine of `examples.support.distribution`. One process
+            writes; all need access to the folder.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class Run:
             self._rewrite_log()
 
     @classmethod
-    def of(cls, arguments, engine=None):
-        """The run that a parsed command line asks for."""
+    def of(cls, arguments, engine=None, settings=None):
+        """The run of a parsed command line."""
         return cls(
             arguments.output,
-            command_line.settings(arguments),
+            settings or cli.settings(arguments),
             resume=arguments.resume,
             overwrite=arguments.overwrite,
             engine=engine,
@@ -85,11 +84,11 @@ class Run:
         ).exists()
         if unfinished and not overwrite:
             raise RunError(
-                f"{self.folder} holds an unfinished run. Go on with it by "
-                "--resume, restart with --overwrite, or choose another "
-                "folder by --output."
+                f"{self.folder} holds an unfinished run. Continue it with "
+                "--resume, restart it with --overwrite, or choose another "
+                "folder with --output."
             )
-        self.engine.wait()  # until all have looked
+        self.engine.wait()  # until all processes have looked
         if self.engine.is_chief:
             self._clear()
         self.engine.wait()
@@ -138,17 +137,17 @@ class Run:
 
     @property
     def seconds(self):
-        """Time spent in them."""
+        """Time spent in complete epochs."""
         return self.history[-1]["seconds"] if self.history else 0.0
 
     def best(self, monitor, mode="min"):
-        """The best epoch's logs so far, None before the first."""
+        """The logs of the best epoch, None if there is none."""
         choose = min if mode == "min" else max
         comparable = [x for x in self.history if math.isfinite(x[monitor])]
         return choose(comparable, key=lambda logs: logs[monitor], default=None)
 
     def best_value(self, monitor, mode="min"):
-        """Its value, rounded for the result; None if there is none."""
+        """The best value, rounded, None if there is none."""
         best = self.best(monitor, mode)
         return None if best is None else round(best[monitor], 5)
 
@@ -165,27 +164,26 @@ class Run:
         stop_when=lambda history: False,
         callbacks=(),
     ):
-        """`model.fit`, from wherever the run has got to.
+        """Calls `model.fit` for the remaining epochs.
 
         Args:
-            model: Compiled and built.
-            data: Function from the number of an update to the dataset that
-                begins with it.
-            monitor, mode: The metric that says which weights are the best,
-                and whether that is its `"min"` or `"max"`.
-            stop_when: Function from the logs of all epochs to whether that
-                is enough.
-            callbacks: More of them, called before anything is saved.
+            model: A compiled and built model.
+            data: Function from the number of an update to a dataset that
+                starts there.
+            monitor, mode: The metric that selects the best weights, and
+                whether it is to be `"min"` or `"max"`.
+            stop_when: Function from the logs of all epochs to whether to stop.
+            callbacks: Further callbacks, called before anything is saved.
 
         Returns:
-            The logs of all epochs, those before a resume included.
+            The logs of all epochs, including those before a resume.
         """
         if self.epoch >= epochs or (self.history and stop_when(self.history)):
             self.resume.set_model(model)
             self.resume.restore()
             return self.history
         if self.engine.is_chief:
-            # From here on the run is unfinished.
+            # The run is unfinished again.
             (self.folder / "result.json").unlink(missing_ok=True)
         model.fit(
             self.engine.data(data(self.epoch * steps_per_epoch)),
@@ -200,7 +198,7 @@ class Run:
                 *callbacks,
                 _Clock(self),
                 *(self._files(monitor, mode) if self.engine.is_chief else ()),
-                # A kill before it repeats the whole epoch.
+                # After a kill before it, the epoch is repeated.
                 self.resume,
                 _StopWhen(self, stop_when),
             ],
@@ -220,7 +218,7 @@ class Run:
 
     def restore_best(self, model):
         path = self.folder / BEST_WEIGHTS
-        if not path.exists():  # no epoch may have had a comparable loss
+        if not path.exists():  # no epoch had a finite value
             return
         try:
             model.load_weights(path)
@@ -228,14 +226,14 @@ class Run:
             raise RunError(f"{path} is damaged: {error}") from error
 
     def finish(self, result):
-        """Print the result as one line of JSON, and keep it."""
+        """Prints the result as one line of JSON, and saves it."""
         line = json.dumps(result)
         _write(self.folder / "result.json", line)
         print(f"\nlogs, weights and pictures are in {self.folder}")
         print(line)
 
     def _rewrite_log(self):
-        """The log without what came after the save."""
+        """Removes what was logged after the last save."""
         path = self.folder / "log.csv"
         if not path.exists():
             return
@@ -254,13 +252,13 @@ class _Clock(keras.callbacks.Callback):
         self.started = time.monotonic() - run.seconds
 
     def on_epoch_end(self, epoch, logs=None):
-        # The same everywhere: all processes have to stop at the same time.
+        # The same in all processes, which have to stop at the same time.
         passed = round(1000 * (time.monotonic() - self.started))
         logs["seconds"] = self.engine.agree(passed) / 1000
 
 
 class _KeepBest(keras.callbacks.Callback):
-    """As `ModelCheckpoint`, but a kill leaves the old file or the new."""
+    """Like `ModelCheckpoint`, but a kill leaves the old file or the new."""
 
     def __init__(self, run, monitor, mode):
         super().__init__()
@@ -328,10 +326,10 @@ def _write(path, text):
 
 @contextlib.contextmanager
 def explained_errors(stopped=STOPPED):
-    """Ends a script without a traceback where the user knows what to do.
+    """Ends a script without a traceback on a `RunError` or a signal.
 
-    Ctrl-C, and a terminate signal as batch systems send it, leave the run as
-    it was saved last, and print `stopped`.
+    Ctrl-C, and the termination signal that batch systems send, print
+    `stopped`. The run remains as it was saved last.
     """
     before = {
         number: signal.signal(number, _interrupt)
@@ -360,10 +358,9 @@ def _interrupt(*_):
 
 
 class _StopWhenAsked(keras.callbacks.Callback):
-    """Interrupts once more: what the handler raises can be lost.
+    """Raises again: an exception in a signal handler can be lost.
 
-    It may come up in code that some library has called and that may not
-    fail, such as a clean-up.
+    This happens in code whose exceptions are ignored, such as a finaliser.
     """
 
     def on_train_batch_end(self, batch, logs=None):
@@ -371,19 +368,23 @@ class _StopWhenAsked(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def parameters(model):
-    """Number of trainable parameters."""
-    return int(sum(np.prod(w.shape) for w in model.trainable_weights))
+class Speed(keras.callbacks.Callback):
+    """Logs the milliseconds per update, without validation."""
 
+    def __init__(self, updates):
+        super().__init__()
+        self.updates = updates
+        self._started = self._ended = None
 
-def compiled_by_xla(many_shapes):
-    """What to hand to `model.compile(jit_compile=...)`.
+    def on_epoch_begin(self, epoch, logs=None):
+        self._started, self._ended = time.perf_counter(), None
 
-    XLA takes seconds for each new shape; TensorFlow can do without it.
-    """
-    if many_shapes and keras.backend.backend() == "tensorflow":
-        return False
-    return "auto"
+    def on_test_begin(self, logs=None):
+        self._ended = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = (self._ended or time.perf_counter()) - self._started
+        logs["ms_per_update"] = 1000 * seconds / self.updates
 
 
 def seed_everything(seed, deterministic=False):

@@ -20,20 +20,19 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Keeps the streams of random numbers of one batch apart.
+# The streams of random numbers of one batch.
 _SIZES, _BITS, _BANDS = 0, 1, 2
 _STREAMS = 3
 
 
 class Task(NamedTuple):
-    """A task: its widths, its sizes, and how a batch of it is made.
+    """A task: its widths, its sizes, and a function that draws a batch.
 
-    `sizes` is a dict from the name of a size to its least and largest value,
-    both included. `draw(sizes, longest, seed)` gets a dict of sizes of every
-    sequence, each `(batch, 1)`, and of the largest that each may be, and
-    returns what is given, how many steps of it, the answer, and how many of
-    that: `(batch, time, inputs)`, `(batch, 1)`, `(batch, time, outputs)`,
-    `(batch, 1)`.
+    `sizes` is a dict from the name of a size to its smallest and largest value.
+    `draw(sizes, longest, seed)` gets a dict with the sizes of all sequences,
+    each `(batch, 1)`, and a dict with the largest possible ones. It returns
+    what is given, its length, the answer, and its length: `(batch, time,
+    inputs)`, `(batch, 1)`, `(batch, time, outputs)`, `(batch, 1)`.
     """
 
     name: str
@@ -41,10 +40,10 @@ class Task(NamedTuple):
     outputs: int
     sizes: dict[str, tuple[int, int]]
     draw: Callable
-    least: int = 1  # that a size may be
+    smallest: int = 1  # that a size may be
 
     def with_sizes(self, **sizes):
-        """The same task at other sizes, each a number or a range."""
+        """The same task with other sizes, each a number or a range."""
         unknown = set(sizes) - set(self.sizes)
         if unknown:
             raise ValueError(
@@ -52,18 +51,18 @@ class Task(NamedTuple):
                 f"Received: {sorted(unknown)}"
             )
         changed = {
-            name: _as_range(name, size, self.least)
+            name: _as_range(name, size, self.smallest)
             for name, size in sizes.items()
         }
         return self._replace(sizes={**self.sizes, **changed})
 
 
-def _as_range(name, size, least):
+def _as_range(name, size, smallest):
     low, high = (size, size) if isinstance(size, int) else size
-    if not least <= low <= high:
+    if not smallest <= low <= high:
         raise ValueError(
-            f"Size `{name}` must be a number of at least {least} or a range "
-            f"of them, the smaller first. Received: {size}"
+            f"Size `{name}` must be a number of at least {smallest}, or a pair "
+            f"of them in ascending order. Received: {size}"
         )
     return low, high
 
@@ -74,12 +73,12 @@ def _as_range(name, size, least):
 def batches(task, batch_size, bands=1, favour_long=False, seed=0, first_step=0):
     """Endless batches of a task.
 
-    The range of each size is cut into `bands` parts. A batch has sizes from
-    one part, drawn at random, and is padded to the longest that may hold, so
-    that short sequences cost less and there are few shapes to compile for.
-    Every size is drawn equally often, or with `favour_long` every part: the
-    parts are then the narrower the longer, as what only the longest sequences
-    teach would otherwise be seen too seldom.
+    The range of each size is divided into `bands`. The sizes of a batch come
+    from one band, drawn at random, and its sequences are padded to the longest
+    possible one. This saves padding, and there are few shapes to compile for.
+    All sizes are equally likely; with `favour_long` all bands are, and the
+    bands of larger sizes are narrower, since what only the longest sequences
+    teach would otherwise be seen too rarely.
     """
     edges = {
         name: band_edges(low, high, bands, favour_long)
@@ -101,7 +100,7 @@ def batches(task, batch_size, bands=1, favour_long=False, seed=0, first_step=0):
 
 
 def one_batch(task, batch_size, seed=0, step=0):
-    """A batch with sizes from the whole ranges of the task."""
+    """A batch of sequences of all sizes of the task."""
     ranges = {
         name: (tf.constant(low), tf.constant(high))
         for name, (low, high) in task.sizes.items()
@@ -110,7 +109,7 @@ def one_batch(task, batch_size, seed=0, step=0):
 
 
 def band_edges(low, high, bands, favour_long=False):
-    """Largest value of each part of a range, after the one below the least."""
+    """Largest value of each band, preceded by the one below the smallest."""
     share = np.linspace(0.0, 1.0, min(bands, high - low + 1) + 1)
     if favour_long:
         share = np.sqrt(share)
@@ -119,7 +118,7 @@ def band_edges(low, high, bands, favour_long=False):
 
 
 def _draw_band(edges, favour_long, index, seed):
-    """The least and largest value of a part."""
+    """Smallest and largest value of a random band."""
     seed = seed + tf.constant([index * _STREAMS, 0], tf.int64)
     if favour_long:
         band = tf.random.stateless_uniform(
@@ -135,7 +134,6 @@ def _draw_band(edges, favour_long, index, seed):
 
 
 def _seeds(seed, step):
-    """Seeds of the streams of one step."""
     step = tf.cast(step, tf.int64)
     return [
         tf.stack([tf.constant(seed * _STREAMS + stream, tf.int64), step])
@@ -144,10 +142,10 @@ def _seeds(seed, step):
 
 
 def draw_batch(task, batch_size, ranges, seeds):
-    """Sequences with sizes from `ranges`, padded for the largest."""
+    """Sequences with sizes from `ranges`, padded to the longest possible."""
     sizes = {}
     for index, (name, (low, high)) in enumerate(ranges.items()):
-        # The step is far below: sizes do not share a seed with other steps.
+        # Steps are far below 2**40: no two steps share a seed.
         seed = seeds[_SIZES] + tf.constant([0, index << 40], tf.int64)
         sizes[name] = tf.random.stateless_uniform(
             (batch_size, 1), seed, low, high + 1, dtype=tf.int32
@@ -157,7 +155,7 @@ def draw_batch(task, batch_size, ranges, seeds):
 
 
 def lay_out(given, given_length, answer, answer_length):
-    """Put the answer behind what is given, and weigh it."""
+    """A batch from what is given and the answer to it."""
     steps = tf.shape(given)[1] + tf.shape(answer)[1]
     time = tf.range(steps)[None]  # (1, time)
     inputs = tf.pad(given, [[0, 0], [0, tf.shape(answer)[1]], [0, 0]])
@@ -168,7 +166,7 @@ def lay_out(given, given_length, answer, answer_length):
 
 
 def _take(rows, index, length):
-    """`rows[index]` of each sequence, and where that is a row of it."""
+    """`rows[index]` of each sequence, zero where `index` is out of range."""
     there = (index >= 0) & (index < length)
     taken = tf.gather(rows, tf.where(there, index, 0), batch_dims=1)
     there = tf.cast(there, tf.float32)
@@ -180,13 +178,14 @@ def _random_bits(shape, seed):
     return tf.cast(bits, tf.float32)
 
 
-# --- the tasks ---------------------------------------------------------------
+# --- tasks -------------------------------------------------------------------
+# `bounds` are those of the "released" code, or one larger as in the "paper".
 
 
 def copy(bounds="released", width=None):
     """Repeat a sequence of bit vectors, shown between two flags."""
-    longest = _choose(bounds, paper=50, released=49)
-    width = width or _choose(bounds, paper=6, released=8)
+    longest = 50 if bounds == "paper" else 49
+    width = width or (6 if bounds == "paper" else 8)
 
     def draw(sizes, longest, seed):
         length = sizes["length"]
@@ -202,7 +201,7 @@ def copy_rows(bits, length):
 
 
 def _between_flags(bits, length, last):
-    """A start flag, the bits, and `last` on a channel of its own."""
+    """A start flag, the bits, and `last` on a separate channel."""
     time = tf.range(tf.shape(bits)[1] + 2)[None]
     rows, _ = _take(bits, time - 1, length)
     start = tf.cast(tf.broadcast_to(time == 0, tf.shape(rows)[:2]), tf.float32)
@@ -211,8 +210,8 @@ def _between_flags(bits, length, last):
 
 
 def repeat_copy(bounds="released", width=8):
-    """Repeat a sequence as often as a number says, then an end marker."""
-    most = _choose(bounds, paper=10, released=9)
+    """Repeat a sequence a given number of times, then give an end marker."""
+    most = 10 if bounds == "paper" else 9
 
     def draw(sizes, longest, seed):
         length = sizes["length"]
@@ -225,8 +224,8 @@ def repeat_copy(bounds="released", width=8):
     return Task("repeat-copy", width + 2, width + 1, ranges, draw)
 
 
-# How the authors scale the number of repeats: by the deviation of 1 to 10,
-# around what is not quite their mean.
+# The authors scale the number of repeats by the standard deviation of 1 to 10,
+# around a value that is not quite their mean.
 _REPEATS_MEAN, _REPEATS_DEVIATION = 4.5, math.sqrt(8.25)
 
 
@@ -247,20 +246,19 @@ ITEM_LENGTH = 3
 
 
 def associative_recall(bounds="released", width=6):
-    """Shown items and one of them again, tell the item that followed it."""
-    most = _choose(bounds, paper=6, released=5)
+    """Given items and one of them again, name the item that followed it."""
+    most = 6 if bounds == "paper" else 5
 
     def draw(sizes, longest, seed):
         count = sizes["items"]
         shape = (tf.shape(count)[0], longest["items"], ITEM_LENGTH, width)
-        # Any but the last, which nothing follows.
+        # Any but the last item.
         asked = tf.random.stateless_uniform(
             tf.shape(count), seed + tf.constant([0, 1 << 40], tf.int64)
         )
         asked = tf.cast(asked * tf.cast(count - 1, tf.float32), tf.int32)
         return recall_rows(_random_bits(shape, seed), count, asked)
 
-    # A single item has none that follows it.
     return Task("recall", width + 2, width, {"items": (2, most)}, draw, 2)
 
 
@@ -287,11 +285,11 @@ def recall_rows(items, count, asked):
 
 
 def priority_sort(bounds="released", width=8, columnwise=False):
-    """The vectors of highest priority, in falling order of it.
+    """The vectors of highest priority, in descending order.
 
-    Of 40 vectors 30 are asked for, of other numbers as large a share.
-    `columnwise` is what the authors' code does and the paper's figures come
-    from: every bit column is sorted independently, ignoring the priorities.
+    The answer has three quarters of the vectors: 30 of 40. `columnwise` is
+    what the authors' code does and the paper's figures come from: every bit
+    column is sorted independently, ignoring the priorities.
     """
 
     def draw(sizes, longest, seed):
@@ -303,7 +301,6 @@ def priority_sort(bounds="released", width=8, columnwise=False):
         bits = _random_bits(shape, seed)
         return sort_rows(bits, priority, count, columnwise)
 
-    _choose(bounds, None, None)
     name = "sort-columnwise" if columnwise else "sort"
     return Task(name, width + 1, width, {"items": (40, 40)}, draw)
 
@@ -315,22 +312,12 @@ def sort_rows(bits, priority, count, columnwise=False):
     if columnwise:
         answer = tf.sort(bits, axis=1, direction="DESCENDING")
     else:
-        # What is only padding comes last.
+        # Padding comes last.
         order = tf.argsort(
             tf.where(here > 0, priority, -2.0), 1, "DESCENDING", stable=True
         )
         answer = tf.gather(bits, order, batch_dims=1)
     return given, count, answer, (3 * count + 3) // 4
-
-
-def _choose(bounds, paper, released):
-    """Sizes as the paper states them, or as its released code has them."""
-    if bounds not in ("paper", "released"):
-        raise ValueError(
-            "Argument `bounds` must be 'paper' or 'released'. Received: "
-            f"{bounds!r}"
-        )
-    return paper if bounds == "paper" else released
 
 
 TASKS = {
@@ -340,3 +327,35 @@ TASKS = {
     "sort": priority_sort,
     "sort-columnwise": lambda bounds: priority_sort(bounds, columnwise=True),
 }
+
+
+# --- answers -----------------------------------------------------------------
+
+
+def score(model, batches):
+    """Loss per bit, and share of answers without a wrong bit.
+
+    `batches` is an iterable of batches of equal size, as arrays.
+    """
+    losses, correct = [], []
+    for inputs, targets, weights in batches:
+        logits = model.predict_on_batch(inputs)
+        sign = np.where(targets > 0.5, 1, -1)
+        loss = np.logaddexp(0, -sign * logits).mean(axis=-1) * weights
+        wrong = ((logits > 0) != (targets > 0.5)) & (weights > 0)[..., None]
+        losses.append(loss.mean())
+        correct.append(1 - wrong.any(axis=(1, 2)).mean())
+    return float(np.mean(losses)), float(np.mean(correct))
+
+
+def print_answer(model, batch, rows=None):
+    """Prints target and output of the first sequence side by side, as bits."""
+    inputs, targets, weights = batch
+    answer = weights[0] > 0
+    targets = targets[0][answer] > 0.5
+    outputs = model.predict_on_batch(inputs)[0][answer] > 0
+    print(f"\n{'target':{targets.shape[1]}}   output")
+    for target, output in list(zip(targets, outputs))[:rows]:
+        bits = ["".join(np.where(x, "1", "0")) for x in (target, output)]
+        wrong = (target != output).sum()
+        print("   ".join(bits), f"  {wrong} wrong" if wrong else "")

@@ -1,10 +1,9 @@
-"""Six small tasks for a recurrent network, generated or bundled.
+"""Six small tasks for a recurrent network, without a download.
 
-A task draws its samples from a NumPy generator: `draw(rng, samples,
-held_out)` gives inputs and targets. What is held out comes from another part
-of the task than the training data, if a task has so few samples that
-they would overlap. Its model is a `keras.Sequential` around
-`recurrent(**arguments)`, which makes one recurrent layer.
+A task draws its samples from a NumPy generator: `draw(rng, samples, held_out)`
+returns inputs and targets. Where there are so few samples that training and
+validation would overlap, some are held out. The model of a task is a
+`keras.Sequential` around `recurrent(**arguments)`, a recurrent layer.
 """
 
 import functools
@@ -14,8 +13,8 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from examples.support import pixels
-from examples.support import text
+from examples.support.data import pixels
+from examples.support.data import text
 
 HELD_OUT_SAMPLES = 500
 _HELD_OUT_SEED = 10_000
@@ -27,24 +26,24 @@ class Task(NamedTuple):
     title: str
     draw: Callable  # (rng, samples, held_out) -> inputs, targets
     layers: Callable  # recurrent -> the layers after the input
-    metric: str  # a key of METRICS
-    chance: float | None  # metric of a constant answer, if known
-    units: int
-    updates: int
-    batch_size: int
+    chance: float | None = None  # metric of a constant answer, if known
+    units: int = 64
+    updates: int = 1000
+    batch_size: int = 32
+    metric: str = "accuracy"  # a key of METRICS
 
     def training(self, seed, updates):
-        """As many samples as so many updates take, in their order."""
+        """The samples of so many updates, in their order."""
         rng = np.random.default_rng(seed)
         return self.draw(rng, updates * self.batch_size, held_out=False)
 
     def held_out(self):
-        """The same for all seeds."""
+        """Samples for validation, the same for all seeds."""
         rng = np.random.default_rng(_HELD_OUT_SEED)
         return self.draw(rng, HELD_OUT_SAMPLES, held_out=True)
 
     def model(self, recurrent):
-        """Not compiled."""
+        """The model, not compiled."""
         inputs, _ = self.draw(np.random.default_rng(0), 1, held_out=False)
         return keras.Sequential(
             [
@@ -55,11 +54,9 @@ class Task(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """How the answers to a task are judged."""
-
     loss: str
-    of_logs: Callable  # the logs of an epoch -> the metric
-    words: Callable  # the metric -> text
+    of_logs: Callable  # logs of an epoch -> value
+    format: Callable  # value -> text
 
 
 METRICS = {
@@ -82,27 +79,20 @@ METRICS = {
 
 
 def _encoder_decoder(steps, symbols):
-    """As in Keras' example of addition: one vector between two layers."""
-
-    def layers(recurrent):
-        return [
-            recurrent(),
-            keras.layers.RepeatVector(steps),
-            recurrent(return_sequences=True),
-            keras.layers.Dense(symbols, activation="softmax"),
-        ]
-
-    return layers
+    """One vector between two layers, as in the Keras example of addition."""
+    return lambda recurrent: [
+        recurrent(),
+        keras.layers.RepeatVector(steps),
+        recurrent(return_sequences=True),
+        keras.layers.Dense(symbols, activation="softmax"),
+    ]
 
 
 def _at_the_end(outputs, activation=None):
-    def layers(recurrent):
-        return [
-            recurrent(),
-            keras.layers.Dense(outputs, activation=activation),
-        ]
-
-    return layers
+    return lambda recurrent: [
+        recurrent(),
+        keras.layers.Dense(outputs, activation=activation),
+    ]
 
 
 def _one_hot(ids, symbols):
@@ -143,32 +133,28 @@ def _as_ids(texts):
 
 # --- reverse -----------------------------------------------------------------
 
-REVERSED_STEPS = 10
-REVERSED_SYMBOLS = 8
+REVERSED_STEPS, REVERSED_SYMBOLS = 10, 8
 
 
 def draw_reverse(rng, samples, held_out):
-    """Random symbols, to be repeated from the last to the first."""
+    """Random symbols, to be repeated in reverse order."""
     ids = rng.integers(REVERSED_SYMBOLS, size=(samples, REVERSED_STEPS))
     return _one_hot(ids, REVERSED_SYMBOLS), ids[:, ::-1].astype("int32")
 
 
 # --- recall ------------------------------------------------------------------
 
-RECALLED_SYMBOLS = 5
+RECALLED_SYMBOLS, OTHER_SYMBOLS = 5, 5
 DISTRACTORS = 25
-_DISTRACTING_SYMBOLS = 5
 
 
 def draw_recall(rng, samples, held_out):
-    """One of five symbols first, 25 others after it, and then: which one?"""
+    """One of five symbols, then 25 others. The first one is the answer."""
     first = rng.integers(RECALLED_SYMBOLS, size=(samples, 1))
-    others = RECALLED_SYMBOLS + rng.integers(
-        _DISTRACTING_SYMBOLS, size=(samples, DISTRACTORS)
-    )
-    ids = np.concatenate([first, others], axis=1)
-    symbols = RECALLED_SYMBOLS + _DISTRACTING_SYMBOLS
-    return _one_hot(ids, symbols), first[:, 0].astype("int32")
+    others = rng.integers(OTHER_SYMBOLS, size=(samples, DISTRACTORS))
+    ids = np.concatenate([first, RECALLED_SYMBOLS + others], axis=1)
+    inputs = _one_hot(ids, RECALLED_SYMBOLS + OTHER_SYMBOLS)
+    return inputs, first[:, 0].astype("int32")
 
 
 # --- adding ------------------------------------------------------------------
@@ -179,7 +165,7 @@ ADDING_STEPS = 50
 
 
 def draw_adding(rng, samples, held_out):
-    """Numbers from 0 to 1, of which one in each half is marked to be added."""
+    """Numbers from 0 to 1, and the sum of two marked ones, one in each half."""
     values = rng.random((samples, ADDING_STEPS), dtype="float32")
     marks = np.zeros_like(values)
     half, rows = ADDING_STEPS // 2, np.arange(samples)
@@ -200,10 +186,10 @@ def _digits():
 
 
 def draw_digits(rng, samples, held_out):
-    """Images of 8 x 8 pixels in a scrambled order, and their digits.
+    """Images of 8 x 8 pixels in a fixed random order, and their digits.
 
-    What is held out is drawn once. What is trained with is all there is in
-    one random order after another.
+    Held out are the validation and test images. Training passes over the
+    others, each time in another order.
     """
     training, others = _digits()
     if held_out:
@@ -224,7 +210,7 @@ def _corpus():
 
 
 def draw_text(rng, samples, held_out):
-    """Pieces of the source text of Python's library, and what comes next."""
+    """Pieces of the source code of Python's library, and what follows."""
     ids = _corpus().valid if held_out else _corpus().train
     starts = rng.integers(len(ids) - TEXT_STEPS, size=(samples, 1))
     pieces = ids[starts + np.arange(TEXT_STEPS + 1)].astype("int32")
@@ -245,8 +231,6 @@ TASKS = {
         f"adding numbers of {DIGITS} digits",
         draw_addition,
         _encoder_decoder(ANSWER_STEPS, len(CHARACTERS)),
-        metric="accuracy",
-        chance=None,
         units=128,
         updates=2500,
         batch_size=64,
@@ -255,7 +239,6 @@ TASKS = {
         f"reversing {REVERSED_STEPS} symbols",
         draw_reverse,
         _encoder_decoder(REVERSED_STEPS, REVERSED_SYMBOLS),
-        metric="accuracy",
         chance=1 / REVERSED_SYMBOLS,
         units=128,
         updates=1200,
@@ -265,40 +248,29 @@ TASKS = {
         f"recalling a symbol after {DISTRACTORS} others",
         draw_recall,
         _at_the_end(RECALLED_SYMBOLS, "softmax"),
-        metric="accuracy",
         chance=1 / RECALLED_SYMBOLS,
-        units=64,
         updates=600,
-        batch_size=32,
     ),
     "adding": Task(
         f"the adding problem, {ADDING_STEPS} steps",
         draw_adding,
         _at_the_end(1),
-        metric="mean squared error",
         chance=1 / 6,
-        units=64,
         updates=2000,
-        batch_size=32,
+        metric="mean squared error",
     ),
     "digits": Task(
         "digits, pixel by scrambled pixel",
         draw_digits,
         _at_the_end(pixels.CLASSES, "softmax"),
-        metric="accuracy",
         chance=1 / pixels.CLASSES,
-        units=64,
-        updates=1000,
-        batch_size=32,
     ),
     "text": Task(
         "the next character of Python's library",
         draw_text,
         _text_layers,
-        metric="bits per character",
-        chance=None,
         units=128,
         updates=600,
-        batch_size=32,
+        metric="bits per character",
     ),
 }
