@@ -195,6 +195,13 @@ def test_masks_and_resets_of_a_wrong_shape(name, rng):
         layer(keras.Input((TIME, FEATURES)), **{name: symbolic})
 
 
+def test_indices_are_no_reset(rng):
+    layer = ARMIN(UNITS, SLOTS)
+
+    with pytest.raises(ValueError, match=r"`reset` must be bool.*\[0, 2, 1\]"):
+        layer(inputs(rng), reset=np.array([0, 2, 1]))
+
+
 @slow_except_on("torch")
 def test_an_unsupported_backend_is_named():
     import os
