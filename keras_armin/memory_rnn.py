@@ -457,7 +457,7 @@ def _check_no_indices(reset):
         np.isin(reset, (0, 1))
     ):
         raise ValueError(
-            "Argument `reset` must be bool, True for each sample that restarts. "
+            "Argument `reset` must be bool, True where a sample restarts. "
             f"Received: {np.asarray(reset).tolist()}. To restart the first and "
             "the third of four samples pass [True, False, True, False]."
         )
