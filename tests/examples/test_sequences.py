@@ -296,7 +296,7 @@ def test_the_weights_make_the_loss_the_mean_over_answers():
     assert float(value) == pytest.approx(np.log(2), rel=1e-5)
 
 
-def test_wrong_sizes_and_bounds_are_explained():
+def test_wrong_sizes_are_explained():
     task = sequences.copy()
     with pytest.raises(ValueError, match=r"has the sizes \['length'\].*items"):
         task.with_sizes(items=3)
@@ -305,6 +305,3 @@ def test_wrong_sizes_and_bounds_are_explained():
             task.with_sizes(length=size)
     with pytest.raises(ValueError, match="`items` must be .* at least 2"):
         sequences.associative_recall().with_sizes(items=(1, 4))
-    for make in sequences.TASKS.values():
-        with pytest.raises(ValueError, match="'paper' or 'released'.*'other'"):
-            make(bounds="other")
