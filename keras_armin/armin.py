@@ -8,6 +8,8 @@ import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_armin import backends
+from keras_armin.armin_backward import ELEMENTWISE
+from keras_armin.armin_backward import LINEAR
 from keras_armin.armin_cell import DEFAULTS_0_1
 from keras_armin.armin_cell import ARMINCell
 from keras_armin.armin_equations import ACTIVATION_GRADIENTS
@@ -30,10 +32,11 @@ class ARMIN(MemoryLayer):
     It is faster than the bare cell and needs far less memory to train: its
     fused gradient restores the memory row by row instead of storing it for
     every step. That applies to `"hard"` and `"relaxed"` addressing;
-    `addressing="soft"`, `unroll=True`, a `reset` of individual steps and a
-    `write_activation` other than `None`, `"tanh"` and `"sigmoid"` fall back to
-    the reference loop. The fused gradient has no second derivatives, the
-    reference loop does.
+    `addressing="soft"`, `unroll=True`, a `reset` of individual steps, a
+    `write_activation` other than `None`, `"tanh"` and `"sigmoid"`, and
+    activations that are not element-wise functions of `keras.activations` fall
+    back to the reference loop. The fused gradient has no second derivatives,
+    the reference loop does.
 
     Import `keras_armin` before loading a saved model. Otherwise Keras raises
     `Could not locate class 'ARMIN'`.
@@ -245,15 +248,13 @@ class ARMIN(MemoryLayer):
     def _supports_custom_gradient(self) -> bool:
         # The backward pass keeps the written value, not what the activation
         # was applied to.
-        known = (keras.activations.linear, *ACTIVATION_GRADIENTS)
-        if self.write_activation not in known:
+        if self.write_activation not in (LINEAR, *ACTIVATION_GRADIENTS):
             return False
-        # An activation may be a layer with weights.
-        return backends.supports_custom_gradient() and not any(
-            isinstance(activation, keras.layers.Layer)
-            for activation in (
-                self.activation,
-                self.recurrent_activation,
-                self.state_activation,
-            )
+        activations = (
+            self.activation,
+            self.recurrent_activation,
+            self.state_activation,
+        )
+        return backends.supports_custom_gradient() and all(
+            activation in ELEMENTWISE for activation in activations
         )

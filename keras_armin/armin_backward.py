@@ -1,6 +1,8 @@
 """The backward pass of one step of ARMIN, for `armin_fused.py`.
 
-The prefix `d_` denotes a gradient.
+Activations are element by element: their slopes, and everything else that does
+not depend on later steps, are computed for all steps at once. The prefix `d_`
+denotes a gradient.
 """
 
 import keras
@@ -9,10 +11,10 @@ from keras_armin import backends
 from keras_armin import memory_ops
 from keras_armin.armin_equations import ACTIVATION_GRADIENTS
 from keras_armin.armin_equations import times
+from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.gradient_clipping import clip_factor_backward
 from keras_armin.gradient_clipping import clip_gradient_backward
-from keras_armin.normalization import layer_norm
 from keras_armin.normalization import layer_norm_backward
 
 # Weights whose gradients are summed step by step.
@@ -27,6 +29,129 @@ ACCUMULATED = (
 )
 
 LINEAR = keras.activations.linear
+# Known to work element by element.
+ELEMENTWISE = [
+    getattr(keras.activations, name)
+    for name in (
+        "celu",
+        "elu",
+        "exponential",
+        "gelu",
+        "hard_shrink",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_tanh",
+        "leaky_relu",
+        "linear",
+        "log_sigmoid",
+        "mish",
+        "relu",
+        "relu6",
+        "selu",
+        "sigmoid",
+        "silu",
+        "soft_shrink",
+        "softplus",
+        "softsign",
+        "squareplus",
+        "tanh",
+        "tanh_shrink",
+    )
+]
+
+
+def slopes(cell, weights, steps, recurrent_dropout):
+    """What the backward pass multiplies gradients with, for all steps.
+
+    Args:
+        steps: Dict of what `recurrent_step` recorded, and `c`, time-major.
+
+    Returns:
+        Dict of tensors that replace the gates:
+        `of_c` `(time, batch, 4, units)`, the derivatives of the new state by
+        the gates i, f, g before activation and by the old state;
+        `of_gated` `(time, batch, 2, units + r)`, those of [h^g, r^g] by their
+        gates before activation and by [h, r]; with a `write_activation`,
+        `of_written`, that of what is written. With `layer_norm` they end
+        where a normalisation begins, whose inputs are included; `of_state` is
+        then the slope of `state_activation`.
+    """
+    u, h_and_r = cell.units, steps["h_and_r"]
+    i_f, g, g_h_r, slope_i_f, slope_g, slope_g_h_r = _gates(
+        cell, weights, steps
+    )
+    (i, f), h_tm1 = ops.split(i_f, [u], axis=-1), h_and_r[..., :u]
+    slope_i, slope_f = ops.split(slope_i_f, [u], axis=-1)
+    of_c = [g * slope_i, h_tm1 * slope_f, i * slope_g, f]
+    found = {}
+    if cell.layer_norm:
+        mixed = cell.mix(i_f, g, h_tm1)
+        normal = cell.normalise_state(weights, mixed)
+        found = {
+            "mixed": mixed,
+            "of_state": _slope(cell.state_activation, normal, None),
+            "input_gates": steps["input_gates"],
+            "state_gates": steps["state_gates"],
+        }
+    elif cell.state_activation is not LINEAR:
+        known = cell.state_activation in ACTIVATION_GRADIENTS
+        mixed = None if known else cell.mix(i_f, g, h_tm1)
+        slope = _slope(cell.state_activation, mixed, steps["c"])
+        of_c = [slope * x for x in of_c]
+    of_gated = [h_and_r * slope_g_h_r, g_h_r]
+    if recurrent_dropout is not None:
+        of_gated = [x * recurrent_dropout for x in of_gated]
+    found["of_c"] = _stacked(of_c)
+    found["of_gated"] = _stacked(of_gated)
+    if "value" in steps:
+        found["of_written"] = _slope(
+            cell.write_activation, None, steps["value"]
+        )
+    return found
+
+
+def _gates(cell, weights, steps):
+    """[i, f], g and [g^h, g^r], and the slopes of their activations."""
+    sigma, cut = cell.recurrent_activation, [2 * cell.units]
+    x_i_f = x_g = x_g_h_r = None
+    if "i_f_g" in steps:
+        i_f, g = ops.split(steps["i_f_g"], cut, axis=-1)
+        g_h_r = steps["g_h_r"]
+    else:
+        gates, x_g_h_r = steps["state_gates"], steps["input_gates"]
+        if cell.layer_norm:
+            gates = cell.normalise_state_gates(weights, gates)
+            x_g_h_r = cell.normalise_input_gates(weights, x_g_h_r)
+        x_i_f, x_g = ops.split(gates, cut, axis=-1)
+        i_f, g = sigma(x_i_f), cell.activation(x_g)
+        g_h_r = sigma(x_g_h_r)
+    return (
+        i_f,
+        g,
+        g_h_r,
+        _slope(sigma, x_i_f, i_f),
+        _slope(cell.activation, x_g, g),
+        _slope(sigma, x_g_h_r, g_h_r),
+    )
+
+
+def _slope(activation, x, y):
+    """The derivative of an element-wise activation.
+
+    For those in `ACTIVATION_GRADIENTS` either `x` or `y = activation(x)` may
+    be None.
+    """
+    if activation in ACTIVATION_GRADIENTS:
+        y = activation(x) if y is None else y
+        return ACTIVATION_GRADIENTS[activation](y, ops.ones_like(y))
+    return backends.vjp(activation, x, ops.ones_like(x))
+
+
+def _stacked(tensors):
+    """Stack along a new axis before the last."""
+    joined = ops.concatenate(tensors, axis=-1)
+    shape = ops.shape(tensors[0])
+    return ops.reshape(joined, (*shape[:-1], len(tensors), shape[-1]))
 
 
 class BackwardPass:
@@ -61,89 +186,67 @@ class BackwardPass:
         }
 
     def step(self, carry, now):
-        valid, units = now.get("valid"), self.cell.units
-        d_h_tm1 = []
-        d_h = carry["d_h"]
+        cell, valid, sums = self.cell, now.get("valid"), {}
+        d_h, d_memory = carry["d_h"], carry["d_memory"]
+        kept = []
         if valid is not None:
             d_h, d_kept = _split_by_mask(valid, d_h)
-            d_h_tm1.append(d_kept)
-        d_written, d_left = self._write_backward(carry["d_memory"], now, valid)
+            kept.append(d_kept)
+
+        # The write.
+        d_written, d_left = backends.gather_rows(d_memory, now["written"]), None
+        if valid is not None:
+            d_written, d_left = _split_by_mask(valid, d_written)
         found = {}
-        if self.cell.has_write_kernel:
-            d_value = self._write_activation_backward(carry, now, d_written)
-            found["d_value"] = d_value = clip_gradient_backward(d_value)
-            d_written = ops.matmul(d_value, self.transposed["write_kernel"])
+        if cell.has_write_kernel:
+            if "of_written" in now:
+                d_written = d_written * now["of_written"]
+            found["d_value"] = clip_gradient_backward(d_written)
+            d_h = addmm(d_h, found["d_value"], self.transposed["write_kernel"])
+        else:
+            d_h = d_h + d_written
         memory = backends.scatter_rows(
-            carry["memory"],
-            now["written"],
-            now["replaced"],
-            in_place=True,
-            after=found.get("d_value"),
+            carry["memory"], now["written"], now["replaced"], in_place=True
         )
-        d_h = clip_gradient_backward(d_h + d_written)
+        d_h = clip_gradient_backward(d_h)
         if "zoneout" in now:
             d_kept, d_h = _split_by_mask(now["zoneout"], d_h)
-            d_h_tm1.append(d_kept)
+            kept.append(d_kept)
         elif self.kept_share:
-            d_h_tm1.append(self.kept_share * d_h)
+            kept.append(self.kept_share * d_h)
             d_h = (1 - self.kept_share) * d_h
-        d_c, d_r = d_h + now["d_output_inputs"][:, :units], None
-        if self.cell.output_read:
-            d_r = now["d_output_inputs"][:, units:]
 
-        found["d_state_gates"], d_h, sums = self._new_state_backward(now, d_c)
-        d_h_tm1.append(d_h)
-        d_gated = now["d_gated"] + ops.matmul(
-            found["d_state_gates"], self.transposed["recurrent_kernel"]
+        # Eq. 7 to 3: the new state.
+        d_gates, d_h = self._new_state_backward(now, d_h + now["d_c"], sums)
+        found["d_state_gates"] = d_gates
+        d_gated = addmm(
+            now["d_gated"], d_gates, self.transposed["recurrent_kernel"]
         )
-        found["d_input_gates"], d_both, more = self._input_gates_backward(
-            now, d_gated
+        found["d_input_gates"], d_both = self._input_gates_backward(
+            now, d_gated, sums
         )
-        sums.update(more)
-        d_h, d_r_of_both = ops.split(d_both, [units], axis=-1)
-        d_h_tm1.append(d_h)
-        d_r = d_r_of_both if d_r is None else d_r + d_r_of_both
+        d_h_of_both, d_r = ops.split(d_both, [cell.units], axis=-1)
+        d_h = d_h + d_h_of_both
+        if "d_r" in now:
+            d_r = d_r + now["d_r"]
 
-        d_memory = self._memory_gradient(carry["d_memory"], now, d_left, d_r)
+        # Eq. 10 and 9: the read.
+        d_memory = self._memory_gradient(d_memory, now, d_left, d_r)
         d_scores = clip_gradient_backward(
             memory_ops.read_backward(memory, now["relaxed"], d_r)
         )
         found["d_scores"] = d_scores
-        d_dropped_h = ops.matmul(
-            self._product_gradient(d_scores),
-            self.transposed["address_recurrent_kernel"],
-        )
-        if self.cell.content_addressing:
+        if cell.content_addressing:
             found["d_query"], d_memory, sums["match_scale"] = (
                 self._match_backward(memory, d_memory, now["query"], d_scores)
             )
-            d_dropped_h = d_dropped_h + ops.matmul(
-                found["d_query"], self.transposed["query_kernel"]
-            )
-        if self.drop is not None:
-            d_dropped_h = d_dropped_h * self.drop[:, :units]
-        for part in d_h_tm1:
-            d_dropped_h = d_dropped_h + part
-        new = {"memory": memory, "d_h": d_dropped_h, "d_memory": d_memory}
+        d_h = self._scores_backward(d_h, d_scores, found.get("d_query"))
+        for part in kept:
+            d_h = d_h + part
+        new = {"memory": memory, "d_h": d_h, "d_memory": d_memory}
         for name, term in sums.items():
             new[name] = carry[name] + term
         return new, found
-
-    def _write_backward(self, d_memory, now, valid):
-        """The gradient of the written value, and the remainder of its row."""
-        d_value = backends.gather_rows(d_memory, now["written"])
-        if valid is None:
-            return d_value, ops.zeros_like(d_value)
-        return _split_by_mask(valid, d_value)
-
-    def _write_activation_backward(self, carry, now, d_written):
-        activation = self.cell.write_activation
-        if activation is LINEAR:
-            return d_written
-        # The memory still holds the written value. At masked steps, where
-        # nothing was written, the gradient is zero.
-        value = backends.gather_rows(carry["memory"], now["written"])
-        return _activation_backward(activation, None, value, d_written)
 
     def _memory_gradient(self, d_memory, now, d_left, d_r):
         """Remove the gradient of the write, add that of the read."""
@@ -151,79 +254,44 @@ class BackwardPass:
             return backends.scatter_then_add_rows(
                 d_memory, now["written"], d_left, now["slot"], d_r
             )
+        if d_left is None:
+            d_left = ops.zeros_like(d_r)
         d_memory = backends.scatter_rows(
             d_memory, now["written"], d_left, in_place=True, after=d_r
         )
         return d_memory + _outer(ops.cast(now["relaxed"], d_r.dtype), d_r)
 
-    def _new_state_backward(self, now, d_c):
-        cell, u = self.cell, self.cell.units
-        sums: dict = {}
-        sigma, h_tm1 = cell.recurrent_activation, now["h_and_r"][:, :u]
-        normal = (None, None, None)
-        if "i" in now:
-            i, f, g = now["i"], now["f"], now["g"]
-        else:
-            normal = now["state_gates"]
-            if cell.layer_norm:
-                normal = self._norm(normal, [u] * 3, "norm")
-            normal = ops.split(normal, [u, 2 * u], axis=-1)
-            i, f = sigma(normal[0]), sigma(normal[1])
-            g = cell.activation(normal[2])
-        if cell.layer_norm or cell.state_activation is not LINEAR:
-            d_c = self._state_activation_backward(f * h_tm1 + i * g, d_c, sums)
-        d_gates = ops.concatenate(
-            [
-                _activation_backward(sigma, normal[0], i, d_c * g),
-                _activation_backward(sigma, normal[1], f, d_c * h_tm1),
-                _activation_backward(cell.activation, normal[2], g, d_c * i),
-            ],
-            axis=-1,
-        )
-        if cell.layer_norm:
-            d_gates = self._norm_backward(
-                now["state_gates"], [u] * 3, "norm", d_gates, sums
+    def _new_state_backward(self, now, d_c, sums):
+        """Gradients of i, f and g before activation, and of the old state."""
+        units = self.cell.units
+        if self.cell.layer_norm:
+            d_c = self._norm_backward(
+                now["mixed"], [units], "state_norm", d_c * now["of_state"], sums
             )
-        return d_gates, d_c * f, sums
+        d = ops.expand_dims(d_c, 1) * now["of_c"]
+        d_gates = ops.reshape(d[:, :3], (-1, 3 * units))
+        if self.cell.layer_norm:
+            d_gates = self._norm_backward(
+                now["state_gates"], [units] * 3, "norm", d_gates, sums
+            )
+        return d_gates, d[:, 3]
 
-    def _state_activation_backward(self, mixed, d_c, sums):
-        cell = self.cell
-        if not cell.layer_norm:
-            return _activation_backward(cell.state_activation, mixed, None, d_c)
-        sizes = [cell.units]
-        normal = self._norm(mixed, sizes, "state_norm")
-        d_c = _activation_backward(cell.state_activation, normal, None, d_c)
-        return self._norm_backward(mixed, sizes, "state_norm", d_c, sums)
-
-    def _input_gates_backward(self, now, d_gated):
-        cell, h_and_r = self.cell, now["h_and_r"]
-        sums: dict = {}
-        d_gated = times(d_gated, self.drop)
-        normal, g_h_r = None, now.get("g_h_r")
-        if g_h_r is None:
-            normal = now["input_gates"]
-            if cell.layer_norm:
-                normal = self._norm(normal, cell.gate_sizes, "gate_norm")
-            g_h_r = cell.recurrent_activation(normal)
-        d_gates = _activation_backward(
-            cell.recurrent_activation, normal, g_h_r, d_gated * h_and_r
-        )
-        if cell.layer_norm:
+    def _input_gates_backward(self, now, d_gated, sums):
+        """Gradients of g^h and g^r before activation, and of [h, r]."""
+        d = ops.expand_dims(d_gated, 1) * now["of_gated"]
+        d_gates, d_both = d[:, 0], d[:, 1]
+        if self.cell.layer_norm:
             d_gates = self._norm_backward(
                 now["input_gates"],
-                cell.gate_sizes,
+                self.cell.gate_sizes,
                 "gate_norm",
                 d_gates,
                 sums,
             )
-        d_dropped = ops.matmul(
-            d_gates, self.transposed["gate_recurrent_kernel"]
-        )
-        return d_gates, d_gated * g_h_r + times(d_dropped, self.drop), sums
-
-    def _norm(self, x, sizes, name):
-        gain, bias = f"{name}_gain", f"{name}_bias"
-        return layer_norm(x, sizes, self.weights[gain], self.weights[bias])
+        kernel = self.transposed["gate_recurrent_kernel"]
+        if self.drop is None:
+            return d_gates, addmm(d_both, d_gates, kernel)
+        return d_gates, d_both + ops.matmul(d_gates, kernel) * self.drop
 
     def _norm_backward(self, x, sizes, name, d_y, sums):
         gain, bias = f"{name}_gain", f"{name}_bias"
@@ -231,6 +299,20 @@ class BackwardPass:
             x, sizes, self.weights[gain], d_y
         )
         return d_x
+
+    def _scores_backward(self, d_h, d_scores, d_query):
+        """Add the gradients of h in the scores and in the query."""
+        products = [(self._product_gradient(d_scores), "address_recurrent")]
+        if d_query is not None:
+            products.append((d_query, "query"))
+        if self.drop is None:
+            for d, name in products:
+                d_h = addmm(d_h, d, self.transposed[f"{name}_kernel"])
+            return d_h
+        drop = self.drop[:, : self.cell.units]
+        for d, name in products:
+            d_h = d_h + drop * ops.matmul(d, self.transposed[f"{name}_kernel"])
+        return d_h
 
     def _product_gradient(self, d_scores):
         """The gradient of the product of h and its kernel in the scores."""
@@ -293,20 +375,6 @@ class BackwardPass:
             name: ops.cast(gradients[name], weight.dtype)
             for name, weight in self.weights.items()
         }
-
-
-def _activation_backward(activation, x, y, d_y):
-    """The gradient of `x`, given that of `y = activation(x)`.
-
-    For the activations in `ACTIVATION_GRADIENTS` either may be None.
-    """
-    if activation is LINEAR:
-        return d_y
-    if activation in ACTIVATION_GRADIENTS:
-        return ACTIVATION_GRADIENTS[activation](
-            activation(x) if y is None else y, d_y
-        )
-    return backends.vjp(activation, x, d_y)
 
 
 def _split_by_mask(condition, x):

@@ -9,6 +9,7 @@ import keras
 from keras_armin import backends
 from keras_armin import memory_ops
 from keras_armin.backends import activate
+from keras_armin.backends import addcmul
 from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.gradient_clipping import clip_factor
@@ -61,10 +62,9 @@ class StepRecord(NamedTuple):
     h: Any  # (batch, units), as it is carried
     memory: Any  # (batch, n, r)
     ranks: Any  # (batch, n): the order of writes, with `recency_addressing`
-    output_inputs: (
-        Any  # what the output shows: the new state before zoneout, and r
-    )
+    c: Any  # (batch, units): the new state before zoneout
     output_gates: Any  # o^h and o^r before normalisation, if they are computed
+    value: Any  # (batch, r): what was written
     written: Any  # the slot, or the weights, written to
     replaced: Any  # (batch, r): the row that was overwritten, if asked for
     address: memory_ops.Address
@@ -76,9 +76,7 @@ class StepRecord(NamedTuple):
     input_gates: Any  # (batch, units + r): g^h and g^r before normalisation
     g_h_r: Any  # (batch, units + r): g^h and g^r
     state_gates: Any  # (batch, 3 units): i, f and g before normalisation
-    i: Any  # (batch, units)
-    f: Any  # (batch, units)
-    g: Any  # (batch, units)
+    i_f_g: Any  # (batch, 3 units): i, f and g, if recorded
 
 
 class ARMINEquations(MemoryCell):
@@ -123,14 +121,18 @@ class ARMINEquations(MemoryCell):
         """Columns of `kernel`: address | g^h g^r | i f g o^h o^r."""
         return [self.address_width, self.address_width + sum(self.gate_sizes)]
 
+    @property
+    def projected_names(self) -> list[str]:
+        """The keys of what `project` returns."""
+        further = {"write": self.write_inputs, "query": self.content_addressing}
+        return [*PROJECTED, *(k for k, wanted in further.items() if wanted)]
+
     def _project_further(self, weights, inputs):
-        names = {"write": self.write_inputs, "query": self.content_addressing}
         return {
             name: ops.matmul(
                 inputs, weights[f"{name}_kernel"][: self.input_dim]
             )
-            for name, wanted in names.items()
-            if wanted
+            for name in self.projected_names[len(PROJECTED) :]
         }
 
     def step(
@@ -160,7 +162,10 @@ class ARMINEquations(MemoryCell):
             Noise(step_noise.zoneout, sequence_noise.recurrent),
             training,
         )
-        output = self.output(weights, record.output_gates, record.output_inputs)
+        r = record.h_and_r[:, self.units :]
+        output = self.output(
+            weights, record.output_gates, self.output_inputs(record.c, r)
+        )
         dtype = record.h.dtype
         count = memory_ops.increment(count)
         pointer = memory_ops.count_to_pointer(count, dtype)
@@ -274,8 +279,8 @@ class ARMINEquations(MemoryCell):
         gated = times(g_h_r * h_and_r, drop)
         gates = self.integrate(weights, projected["gates"], gated, in_place)
         state_gates, output_gates = self._split_gates(gates)
-        i, f, g = self.state_gates(weights, state_gates, activate_in_place)
-        c = self.new_state(weights, i, f, g, h_tm1)
+        i_f, g = self.state_gates(weights, state_gates, activate_in_place)
+        c = self.new_state(weights, self.mix(i_f, g, h_tm1))
         h = apply_zoneout(self.zoneout, c, h_tm1, noise.zoneout, training)
         # The gradients of all later steps pass here.
         h = clip_gradient(h)
@@ -289,8 +294,9 @@ class ARMINEquations(MemoryCell):
             h=h if valid is None else ops.where(valid, h, h_tm1),
             memory=memory,
             ranks=self._update_ranks(ranks, written, valid),
-            output_inputs=self._output_inputs(c, r),
+            c=c,
             output_gates=output_gates,
+            value=value,
             written=written,
             replaced=replaced,
             address=address,
@@ -302,9 +308,7 @@ class ARMINEquations(MemoryCell):
             input_gates=input_gates,
             g_h_r=g_h_r,
             state_gates=state_gates,
-            i=i,
-            f=f,
-            g=g,
+            i_f_g=backends.rejoin(state_gates, i_f, g) if record else None,
         )
 
     def scale_scores(
@@ -353,7 +357,9 @@ class ARMINEquations(MemoryCell):
         recency = None
         if ranks is not None:
             recency = ops.log(ranks + 1)
-            scores = scores + weights["recency_scale"] * recency
+            scores = addcmul(
+                scores, weights["recency_scale"], recency, in_place
+            )
         return clip_gradient(scores), query, recency
 
     def _query(self, weights, projected, h):
@@ -382,13 +388,16 @@ class ARMINEquations(MemoryCell):
     ) -> Tensor:
         """Eq. 3: the gates g^h and g^r of [h, r]."""
         if self.layer_norm:
-            gates = layer_norm(
-                gates,
-                self.gate_sizes,
-                weights["gate_norm_gain"],
-                weights["gate_norm_bias"],
-            )
+            gates = self.normalise_input_gates(weights, gates)
         return activate(self.recurrent_activation, gates, in_place)
+
+    def normalise_input_gates(self, weights: Tensors, gates: Tensor) -> Tensor:
+        return layer_norm(
+            gates,
+            self.gate_sizes,
+            weights["gate_norm_gain"],
+            weights["gate_norm_bias"],
+        )
 
     def integrate(
         self, weights: Tensors, x: Tensor, gated: Tensor, in_place: bool = False
@@ -416,36 +425,43 @@ class ARMINEquations(MemoryCell):
 
     def state_gates(
         self, weights: Tensors, gates: Tensor, in_place: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """i, f and g of Eq. 6."""
-        u, sigma = self.units, self.recurrent_activation
+    ) -> tuple[Tensor, Tensor]:
+        """[i, f] and g of Eq. 6."""
         if self.layer_norm:
-            gates = layer_norm(
-                gates,
-                [u] * 3,
-                weights["norm_gain"][: 3 * u],
-                weights["norm_bias"][: 3 * u],
-            )
-        i, f, g = ops.split(gates, [u, 2 * u], axis=-1)
+            gates = self.normalise_state_gates(weights, gates)
+        i_f, g = ops.split(gates, [2 * self.units], axis=-1)
         return (
-            activate(sigma, i, in_place),
-            activate(sigma, f, in_place),
+            activate(self.recurrent_activation, i_f, in_place),
             activate(self.activation, g, in_place),
         )
 
-    def new_state(
-        self, weights: Tensors, i: Tensor, f: Tensor, g: Tensor, h_tm1: Tensor
-    ) -> Tensor:
+    def normalise_state_gates(self, weights: Tensors, gates: Tensor) -> Tensor:
+        u = self.units
+        return layer_norm(
+            gates,
+            [u] * 3,
+            weights["norm_gain"][: 3 * u],
+            weights["norm_bias"][: 3 * u],
+        )
+
+    def mix(self, i_f: Tensor, g: Tensor, h_tm1: Tensor) -> Tensor:
+        """f * h + i * g of Eq. 7."""
+        i, f = ops.split(i_f, [self.units], axis=-1)
+        return addcmul(f * h_tm1, i, g, in_place=True)
+
+    def new_state(self, weights: Tensors, mixed: Tensor) -> Tensor:
         """Eq. 7: the new hidden state."""
-        c = f * h_tm1 + i * g
         if self.layer_norm:
-            c = layer_norm(
-                c,
-                [self.units],
-                weights["state_norm_gain"],
-                weights["state_norm_bias"],
-            )
-        return self.state_activation(c)
+            mixed = self.normalise_state(weights, mixed)
+        return self.state_activation(mixed)
+
+    def normalise_state(self, weights: Tensors, mixed: Tensor) -> Tensor:
+        return layer_norm(
+            mixed,
+            [self.units],
+            weights["state_norm_gain"],
+            weights["state_norm_bias"],
+        )
 
     def output(
         self, weights: Tensors, gates: Tensor, output_inputs: Tensor
@@ -463,7 +479,8 @@ class ARMINEquations(MemoryCell):
             output_inputs
         )
 
-    def _output_inputs(self, c, r):
+    def output_inputs(self, c: Tensor, r: Tensor) -> Tensor:
+        """What the output shows: the new state and what was read."""
         return ops.concatenate([c, r], axis=-1) if self.output_read else c
 
     def _written_value(self, weights, projected, h):

@@ -23,7 +23,9 @@ import keras
 
 from keras_armin import backends
 from keras_armin import memory_ops
+from keras_armin.armin_backward import LINEAR
 from keras_armin.armin_backward import BackwardPass
+from keras_armin.armin_backward import slopes
 from keras_armin.armin_equations import ARMINState
 from keras_armin.armin_equations import Noise
 from keras_armin.backends import ops
@@ -32,35 +34,20 @@ from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from keras_armin.reference_loop import LoopResult
 
-# Fields of `StepRecord` from which the output is computed, and others that the
-# backward pass needs.
+# The results from which the output is computed.
 OUTPUTS = ("output_inputs", "gated")
-TAPE = ("h_and_r", "query", "scores", "recency", "written", "replaced")
+# Fields of `StepRecord` that the backward pass needs.
+TAPE = ("h_and_r", "gated", "query", "scores", "recency", "written", "replaced")
 # The gates, if the gradients of their activations follow from their values.
-GATE_VALUES = ("g_h_r", "i", "f", "g")
+GATE_VALUES = ("g_h_r", "i_f_g")
 # Otherwise.
 PRE_ACTIVATIONS = ("input_gates", "state_gates")
 
 # Recorded values that only the steps of the backward pass use, one by one.
-UNSTACKED = (
-    "query",
-    "slot",
-    "written",
-    "replaced",
-    *GATE_VALUES,
-    *PRE_ACTIVATIONS,
-)
-# Recorded values that they do not use.
-_NOT_USED_BACKWARD = (
-    "output_inputs",
-    "gated",
-    "scores",
-    "recency",
-    "h",
-    "memory",
-    "ranks",
-    "recurrent_dropout",
-)
+UNSTACKED = ("query", "slot", "written", "replaced")
+FROM_CONSTANTS = ("valid", "zoneout", "recurrent_dropout")
+# What each of them uses, beside the slopes and the gradients.
+USED_BACKWARD = (*UNSTACKED, "valid", "zoneout")
 
 # Gradients of the projected inputs.
 PROJECTED_TO = {
@@ -289,38 +276,69 @@ def _infer(cell, inputs, constants, last_only):
     carry, per_step, recurrent_step = _prepare_loop(
         cell, inputs, constants, training=False, record=False
     )
+    shown = ("c", "h_and_r", "gated")
+    if not (last_only or cell.zoneout):
+        shown = shown[1:]
 
     def step(carry, now):
         record = recurrent_step(carry, now)
-        outputs = {name: getattr(record, name) for name in OUTPUTS}
+        outputs = {name: getattr(record, name) for name in shown}
         if not last_only:
             return _carry(record), outputs
         if "valid" in now:
             outputs = {
-                name: ops.where(now["valid"], outputs[name], carry[name])
-                for name in OUTPUTS
+                name: ops.where(now["valid"], x, carry[name])
+                for name, x in outputs.items()
             }
         return {**_carry(record), **outputs}, {}
 
     if last_only:
         c, r = ops.zeros_like(carry["h"]), ops.zeros_like(carry["memory"][:, 0])
-        gated = ops.concatenate([c, r], axis=-1)
-        output_inputs = gated if cell.output_read else c
-        carry = {**carry, "output_inputs": output_inputs, "gated": gated}
+        both = ops.concatenate([c, r], axis=-1)
+        carry = {**carry, "c": c, "h_and_r": both, "gated": both}
     last, outputs = backends.scan(step, carry, per_step)
-    return {**outputs, **last}
+    if last_only:
+        outputs = {name: last.pop(name) for name in shown}
+    return {**_outputs(cell, outputs, last["h"]), **last}
+
+
+def _outputs(cell, steps, last_h):
+    """The results in `OUTPUTS`, from recorded values of all steps."""
+    c, r = _new_states(cell, steps, last_h), steps["h_and_r"][..., cell.units :]
+    return {
+        "output_inputs": cell.output_inputs(c, r),
+        "gated": steps["gated"],
+    }
+
+
+def _new_states(cell, steps, last_h):
+    """The new state of each step, before zoneout.
+
+    Without zoneout it is the old state of the next step. (At a masked step it
+    is not, but nothing of such a step is used.)
+    """
+    if "c" in steps:
+        return steps["c"]
+    later = steps["h_and_r"][1:, :, : cell.units]
+    return ops.concatenate([later, ops.expand_dims(last_h, 0)], axis=0)
 
 
 def _infer_with_residuals(cell, last_only, inputs, constants):
-    return _infer(cell, _copy(inputs), constants, last_only), constants
+    results = _infer(cell, _copy(inputs), constants, last_only)
+    return results, {"inputs": inputs, "constants": constants}
 
 
-def _infer_backward(cell, last_only, inputs, constants, d):
+def _infer_backward(cell, last_only, residuals, d):
     """A forward pass that stores what the backward pass needs, then that."""
-    _, tape = _forward(cell, _copy(inputs), constants, training=False)
+    _, tape = _forward(
+        cell,
+        _copy(residuals["inputs"]),
+        residuals["constants"],
+        training=False,
+    )
     if last_only:
         d = {**d, **_at_last_step({name: d[name] for name in OUTPUTS}, tape)}
-    return _backward(cell, inputs, tape, d, training=False)
+    return _backward(cell, tape, d, training=False)
 
 
 def _copy(inputs):
@@ -352,35 +370,50 @@ def _forward(cell, inputs, constants, training):
         cell, inputs, constants, training, record=True
     )
     gates_suffice = cell.backward_needs_gate_values_only
-    gates = GATE_VALUES if gates_suffice else PRE_ACTIVATIONS
+    names = (*TAPE, *(GATE_VALUES if gates_suffice else PRE_ACTIVATIONS))
+    if cell.zoneout:
+        names = (*names, "c")
+    if cell.has_write_kernel and cell.write_activation is not LINEAR:
+        names = (*names, "value")
 
     def step(carry, now):
         record = recurrent_step(carry, now)
-        tape = {x: getattr(record, x) for x in (*OUTPUTS, *TAPE, *gates)}
-        return _carry(record), _without_none(slot=record.address.slot, **tape)
+        recorded = {name: getattr(record, name) for name in names}
+        return _carry(record), _without_none(
+            slot=record.address.slot, **recorded
+        )
 
-    last, tape = backends.scan(
+    last, steps = backends.scan(
         step, carry, per_step, differentiable=False, unstacked=UNSTACKED
     )
-    results = {**{name: tape[name] for name in OUTPUTS}, **last}
-    for name in ("valid", "zoneout", "recurrent_dropout"):
+    tape = {"weights": inputs["weights"]}
+    for name in FROM_CONSTANTS:
         if name in constants:
             tape[name] = constants[name]
-    return results, {**tape, **last}
+    for name in (*TAPE, "slot"):
+        if name in steps:
+            tape[name] = steps[name]
+    steps["c"] = _new_states(cell, steps, last["h"])
+    tape["slopes"] = slopes(
+        cell, inputs["weights"], steps, constants.get("recurrent_dropout")
+    )
+    return {**_outputs(cell, steps, last["h"]), **last}, {**tape, **last}
 
 
 @preserve_float64
-def _backward(cell, inputs, tape, d, training):
-    """Gradients of `inputs`.
+def _backward(cell, tape, d, training):
+    """Gradients of the inputs of `run_recurrence`.
 
     `d` holds the gradients of the results of `_forward`. The prefix `d_`
     denotes a gradient.
     """
-    weights, dropout = inputs["weights"], tape.get("recurrent_dropout")
-    backward_pass = BackwardPass(cell, weights, dropout, training)
+    backward_pass = BackwardPass(
+        cell, tape["weights"], tape.get("recurrent_dropout"), training
+    )
     per_step = {
-        **{k: v for k, v in tape.items() if k not in _NOT_USED_BACKWARD},
-        **{f"d_{name}": _or_zeros(d[name], tape[name]) for name in OUTPUTS},
+        **{name: tape[name] for name in USED_BACKWARD if name in tape},
+        **tape["slopes"],
+        **_output_gradients(cell, d, tape),
         "relaxed": memory_ops.softmax(tape["scores"]),
     }
     d_memory = _or_zeros(d["memory"], tape["memory"])
@@ -395,11 +428,23 @@ def _backward(cell, inputs, tape, d, training):
     )
     return {
         "projected": {
-            name: found[PROJECTED_TO[name]] for name in inputs["projected"]
+            name: found[PROJECTED_TO[name]] for name in cell.projected_names
         },
         "weights": backward_pass.weight_gradients(tape, found, first),
         "start": {"h": first["d_h"], "memory": first["d_memory"]},
     }
+
+
+def _output_gradients(cell, d, tape):
+    """Of the new state, of what was read and of both after the gates."""
+    d_gated = _or_zeros(d["gated"], tape["gated"])
+    d_inputs = d["output_inputs"]
+    if d_inputs is None:
+        d_inputs = ops.zeros_like(tape["h_and_r"])
+    found = {"d_gated": d_gated, "d_c": d_inputs[..., : cell.units]}
+    if cell.output_read:
+        found["d_r"] = d_inputs[..., cell.units :]
+    return found
 
 
 def _or_zeros(d, x):

@@ -6,6 +6,7 @@ accumulate from step to step, the gradient is clipped element by element, at a
 size that it reaches only when it is about to overflow.
 """
 
+import functools
 from typing import Any
 
 import keras
@@ -29,10 +30,13 @@ LARGEST_FACTOR = 1e9
 
 
 def largest_gradient(dtype: Any) -> float:
-    dtype = keras.backend.standardize_dtype(dtype)
-    if dtype == "float16":
-        return LARGEST_GRADIENT_FLOAT16
-    return LARGEST_GRADIENT
+    return LARGEST_GRADIENT_FLOAT16 if _is_float16(dtype) else LARGEST_GRADIENT
+
+
+# Steps ask for it often.
+@functools.cache
+def _is_float16(dtype):
+    return keras.backend.standardize_dtype(dtype) == "float16"
 
 
 def clip_gradient(x: Tensor) -> Tensor:
@@ -48,7 +52,7 @@ def clip_gradient_backward(d_x: Tensor) -> Tensor:
 
 def clip_factor(x: Tensor) -> Tensor:
     """Clip `x` so that products of two such tensors fit into float32."""
-    if keras.backend.standardize_dtype(x.dtype) == "float16":
+    if _is_float16(x.dtype):
         # No float16 is that large.
         return x
     return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)

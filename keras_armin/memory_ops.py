@@ -118,11 +118,7 @@ def check_order(order, memory_slots: int):
 
 def update_ranks(ranks, slot):
     """The ranks after a write to `slot` `(batch,)`."""
-    # As products: a converter to ONNX would fix the batch size of zeros.
-    written = ops.cast(_is_slot(slot, ranks.shape[-1]), ranks.dtype)
-    own = ops.expand_dims(ops.sum(written * ranks, axis=-1), -1)
-    risen = ranks + ops.cast(ranks < own, ranks.dtype)
-    return (1 - written) * risen
+    return backends.update_ranks(ranks, slot)
 
 
 def increment(count):
@@ -190,8 +186,7 @@ def read_backward(memory, relaxed, d_r):
     It is the gradient of a read with `relaxed`, the softmax of the scores.
     """
     d_weights = match(memory, ops.cast(d_r, relaxed.dtype))
-    mean = ops.expand_dims(ops.sum(relaxed * d_weights, axis=-1), -1)
-    return relaxed * (d_weights - mean)
+    return backends.softmax_gradient(relaxed, d_weights)
 
 
 @preserve_float64

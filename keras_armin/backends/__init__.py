@@ -12,7 +12,7 @@ Loops and gradients:
   `differentiable=False` the backend prepares no gradient of the loop.
 - `custom_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns outputs and residuals, and
-  defines its gradient as `backward(inputs, residuals, output_gradients)`,
+  defines its gradient as `backward(residuals, output_gradients)`,
   where an output gradient of zeros may be None. All are nested dicts of
   tensors. There are no second derivatives. `supports_custom_gradient()` tells
   whether it can be used.
@@ -20,8 +20,8 @@ Loops and gradients:
   `gradient(*tensors, d_output)`: one for each tensor, or None. It can be
   differentiated again.
 - `vjp(function, x, d_y)`: the gradient of `x`, given that of `function(x)`;
-  `sigmoid_gradient(y, d_y)` and `tanh_gradient(y, d_y)` compute it from the
-  value of the activation.
+  `sigmoid_gradient(y, d_y)`, `tanh_gradient(y, d_y)` and
+  `softmax_gradient(y, d_y)` compute it from the value of the activation.
 - `clip_gradient(x, largest)`: returns `x` and clips its gradient.
 - `gradients_are_disabled()`: True if no gradient can be taken of what is
   computed now.
@@ -34,17 +34,20 @@ Memory rows, of `slot` `(batch,)` in `(batch, n, r)`:
   was read from the memory and has to be computed before the write.
 - `scatter_then_add_rows(memory, put, value, add, term)`: replace row `put`,
   then add to row `add`, which may be the same. `term` depends on the row that
-  is replaced.
+  is replaced. A `value` of None is zeros.
 
 Other operations, of which those on integers use only what the converters of
 exported models support:
 
-- `argmax_slot(scores)`: int32 index of the largest score along the last axis,
-  the first of equals; `arange(n)`: int32; `floor_divide(x, y)` of
+- `argmax_slot(scores)`: index of the largest score along the last axis, the
+  first of equals (int32; int64 on torch, which would have to convert it); `arange(n)`: int32; `floor_divide(x, y)` of
   non-negative int32; `integers(values, like)`: an int32 constant on the
   device of `like`.
-- `addmm(x, inputs, kernel)`: `x + inputs kernel`; `matvec`: batched product
-  of matrices and vectors; `activate(function, x, in_place)`.
+- `addmm(x, inputs, kernel)`: `x + inputs kernel`; `addcmul(x, factor, term)`:
+  `x + factor * term`; `matvec`: batched product of matrices and vectors;
+  `activate(function, x, in_place)`; `rejoin(whole, *blocks)`: the
+  concatenation of `blocks`, which is `whole` if they are views of it.
+- `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`.
 - `disable_autocast(x)`: a context without automatic casts by the backend.
 - `compiled(function, model)`: a function of tensors, without gradients, that
   uses the current weights of `model`. Not compiled on torch.
@@ -94,7 +97,11 @@ matvec = _backend.matvec
 TrainingModeMixin = _backend.TrainingModeMixin
 writable_copy = _backend.writable_copy
 ops = _backend.ops
+addcmul = _backend.addcmul
 addmm = _backend.addmm
+rejoin = _backend.rejoin
+softmax_gradient = _backend.softmax_gradient
+update_ranks = _backend.update_ranks
 vjp = _backend.vjp
 scatter_rows = _backend.scatter_rows
 floor_divide = _backend.floor_divide

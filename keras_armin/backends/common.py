@@ -24,6 +24,15 @@ def map_leaves(function, tree):
     return {name: map_leaves(function, x) for name, x in tree.items()}
 
 
+def update_ranks(ranks, slot, ops=keras.ops):
+    # As products: a converter to ONNX would fix the batch size of zeros.
+    slots = ops.arange(ranks.shape[-1], dtype="int32")
+    written = ops.cast(ops.expand_dims(slot, -1) == slots, ranks.dtype)
+    own = ops.expand_dims(ops.sum(written * ranks, axis=-1), -1)
+    risen = ranks + ops.cast(ranks < own, ranks.dtype)
+    return (1 - written) * risen
+
+
 def num_replicas(variable):
     return 1
 

@@ -14,6 +14,7 @@ ops = keras.ops
 num_replicas = common.num_replicas
 scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
+update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -76,6 +77,7 @@ def scatter_rows(memory, slot, value, in_place=False, after=None):
 
 
 def scatter_then_add_rows(memory, put, value, add, term):
+    value = jnp.zeros_like(term) if value is None else value
     memory = scatter_rows(memory, put, value, after=term)
     return memory.at[arange(memory.shape[0]), add].add(term)
 
@@ -88,6 +90,14 @@ def addmm(x, inputs, kernel, in_place=False):
     return x + jnp.matmul(inputs, kernel)
 
 
+def addcmul(x, factor, term, in_place=False):
+    return x + factor * term
+
+
+def rejoin(whole, *blocks):
+    return ops.concatenate(blocks, axis=-1)
+
+
 def activate(function, x, in_place=False):
     return function(x)
 
@@ -98,6 +108,10 @@ def sigmoid_gradient(y, d_y):
 
 def tanh_gradient(y, d_y):
     return d_y * (1 - y * y)
+
+
+def softmax_gradient(y, d_y):
+    return y * (d_y - ops.sum(y * d_y, axis=-1, keepdims=True))
 
 
 def vjp(function, x, d_y):
@@ -131,14 +145,10 @@ def custom_gradient(forward, backward, inputs, constants):
     def function(inputs, constants):
         return forward(inputs, constants)[0]
 
-    def forwards(inputs, constants):
-        outputs, residuals = forward(inputs, constants)
-        return outputs, (inputs, residuals)
+    def backwards(residuals, gradients):
+        return _first_order_only(backward(residuals, gradients)), None
 
-    def backwards(saved, gradients):
-        return _first_order_only(backward(*saved, gradients)), None
-
-    function.defvjp(forwards, backwards)
+    function.defvjp(forward, backwards)
     return function(inputs, constants)
 
 

@@ -9,6 +9,7 @@ from keras_armin.backends.common import raise_no_second_derivatives
 
 ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
+update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -160,6 +161,7 @@ def _put_in_flat(memory, slot, value):
 
 def scatter_then_add_rows(memory, put, value, add, term):
     """A single update, since each one copies the memory on this backend."""
+    value = tf.zeros_like(term) if value is None else value
     same = (put == add)[:, None]
     put_row = value + tf.where(same, term, tf.zeros_like(term))
     add_row = tf.where(same, put_row, gather_rows(memory, add) + term)
@@ -180,6 +182,14 @@ def addmm(x, inputs, kernel, in_place=False):
     return x + ops.matmul(inputs, kernel)
 
 
+def addcmul(x, factor, term, in_place=False):
+    return x + factor * term
+
+
+def rejoin(whole, *blocks):
+    return ops.concatenate(blocks, axis=-1)
+
+
 def activate(function, x, in_place=False):
     return function(x)
 
@@ -190,6 +200,10 @@ def sigmoid_gradient(y, d_y):
 
 def tanh_gradient(y, d_y):
     return tf.raw_ops.TanhGrad(y=y, dy=d_y)
+
+
+def softmax_gradient(y, d_y):
+    return y * (d_y - ops.sum(y * d_y, axis=-1, keepdims=True))
 
 
 def vjp(function, x, d_y):
@@ -227,7 +241,7 @@ def custom_gradient(forward, backward, inputs, constants):
 
         def gradient(*gradients):
             gradients = tf.nest.pack_sequence_as(outputs, gradients)
-            found = backward(inputs, residuals, gradients)
+            found = backward(residuals, gradients)
             return _first_order_only(*tf.nest.flatten(found))
 
         return outputs, gradient

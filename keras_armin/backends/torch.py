@@ -1,4 +1,5 @@
 import contextlib
+import functools
 from typing import Any
 from typing import Self
 
@@ -39,23 +40,35 @@ def scan(
         if isinstance(length, torch.SymInt):
             return _dynamic_length_scan(step, carry, inputs, reverse)
     # `unbind` slices all steps at once, with a single autograd node.
-    inputs = common.map_leaves(
+    steps = common.map_leaves(
         lambda x: x if isinstance(x, list) else torch.unbind(x), inputs
     )
-    length = len(common.leaves(inputs)[0])
-    collect = _Buffer if _in_place_is_allowed() else _Stack
+    length = len(common.leaves(steps)[0])
     columns: dict = {}
     for time in reversed(range(length)) if reverse else range(length):
-        inputs_t = common.map_leaves(lambda x, t=time: x[t], inputs)
+        inputs_t = common.map_leaves(lambda x, t=time: x[t], steps)
         carry, outputs = step(carry, inputs_t)
         if not columns:
+            known = dict(
+                zip(map(id, common.leaves(inputs_t)), common.leaves(inputs))
+            )
             columns = {
-                name: (_List if name in unstacked else collect)(length, y)
+                name: _column(name in unstacked, known.get(id(y)), length, y)
                 for name, y in outputs.items()
             }
         for name, column in columns.items():
             column.put(time, outputs[name])
     return carry, {name: column.all() for name, column in columns.items()}
+
+
+def _column(is_unstacked, sequence, length, sample):
+    if is_unstacked:
+        return _List(length, sample)
+    if not _in_place_is_allowed():
+        return _Stack(length, sample)
+    if sequence is not None:
+        return _Input(sequence)
+    return _Buffer(length, sample)
 
 
 def _dynamic_length_scan(step, carry, inputs, reverse):
@@ -104,14 +117,28 @@ class _List(_Stack):
         return self.outputs
 
 
+class _Input:
+    """Outputs that are an input, which the steps may have changed in place."""
+
+    def __init__(self, sequence):
+        self.sequence = sequence
+
+    def put(self, time, output):
+        """Nothing to do."""
+
+    def all(self):
+        return self.sequence
+
+
 class _Buffer:
     """Outputs that autograd does not track: copied while they are cached."""
 
     def __init__(self, length, sample):
         self.outputs = sample.new_empty((length, *sample.shape))
+        self.rows = self.outputs.unbind()
 
     def put(self, time, output):
-        self.outputs[time] = output
+        self.rows[time].copy_(output)
 
     def all(self):
         return self.outputs
@@ -139,7 +166,8 @@ def integers(values, like):
 
 
 def argmax_slot(scores):
-    return torch.argmax(scores, dim=-1).to(torch.int32)
+    slot = torch.argmax(scores, dim=-1)
+    return slot.to(torch.int32) if torch.compiler.is_exporting() else slot
 
 
 def writable_copy(x):
@@ -167,9 +195,12 @@ def scatter_rows(memory, slot, value, in_place=False, after=None):
 def scatter_then_add_rows(memory, put, value, add, term):
     """In place: `memory` has to come from `writable_copy`."""
     rows, index = _rows(memory, put)
-    memory = rows.index_copy_(0, index, value).view(memory.shape)
-    rows, index = _rows(memory, add)
-    return rows.index_add_(0, index, term).view(memory.shape)
+    if value is None:
+        rows.index_fill_(0, index, 0.0)
+    else:
+        rows.index_copy_(0, index, value)
+    rows.index_add_(0, _rows(memory, add)[1], term)
+    return memory
 
 
 def _may_work_in_place(in_place):
@@ -184,8 +215,22 @@ def _in_place_is_allowed():
 def _rows(memory, slot):
     """The rows of all samples, and the indices of those in `slot`."""
     batch, slots, width = memory.shape
-    first = torch.arange(0, batch * slots, slots, device=slot.device)
-    return memory.reshape(-1, width), first + slot
+    first = _first_rows if _in_place_is_allowed() else _first_rows.__wrapped__
+    return memory.reshape(-1, width), slot + first(batch, slots, slot.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _first_rows(batch, slots, device):
+    """The row of the first slot of each sample. Loops ask for it often."""
+    return torch.arange(0, batch * slots, slots, device=device)
+
+
+def update_ranks(ranks, slot):
+    if torch.compiler.is_exporting():
+        return common.update_ranks(ranks, slot, ops)
+    slot = slot.unsqueeze(-1).long()
+    risen = ranks + (ranks < ranks.gather(-1, slot))
+    return risen.scatter(-1, slot, 0.0)
 
 
 def matvec(matrices, vectors):
@@ -204,6 +249,18 @@ def addmm(x, inputs, kernel, in_place=False):
         )
         return rows.view(*inputs.shape[:-1], -1)
     return torch.addmm(x, inputs, kernel)
+
+
+def addcmul(x, factor, term, in_place=False):
+    if _may_work_in_place(in_place):
+        return x.addcmul_(factor, term)
+    return torch.addcmul(x, factor, term)
+
+
+def rejoin(whole, *blocks):
+    if blocks[0].data_ptr() == whole.data_ptr():
+        return whole
+    return torch.cat(blocks, dim=-1)
 
 
 _IN_PLACE = {
@@ -226,6 +283,10 @@ def sigmoid_gradient(y, d_y):
 
 def tanh_gradient(y, d_y):
     return torch.ops.aten.tanh_backward(d_y, y)
+
+
+def softmax_gradient(y, d_y):
+    return torch._softmax_backward_data(d_y, y, -1, y.dtype)
 
 
 def vjp(function, x, d_y):
@@ -266,34 +327,31 @@ class _Clipped(torch.autograd.Function):
 
 class _CustomGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, forward, backward, constants, specs, *inputs):
+    def forward(ctx, forward, backward, constants, specs, witness, *inputs):
         # Autograd does not allow in-place changes of views of an input.
         detached = tree_unflatten([x.detach() for x in inputs], specs["inputs"])
         outputs, residuals = forward(detached, constants)
         outputs, specs["outputs"] = tree_flatten(outputs)
         residuals, specs["residuals"] = tree_flatten(residuals)
         # Tensors that are kept in any other way are freed late, or never.
-        ctx.save_for_backward(*inputs, *residuals)
+        ctx.save_for_backward(witness, *residuals)
         ctx.specs, ctx.backward_pass = specs, backward
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx, *gradients):
-        count = ctx.specs["inputs"].num_leaves
-        inputs = ctx.saved_tensors[:count]
-        residuals = ctx.saved_tensors[count:]
-        with torch.no_grad(), disable_autocast(inputs[0]):
+        witness, *residuals = ctx.saved_tensors
+        with torch.no_grad(), disable_autocast(witness):
             found = ctx.backward_pass(
-                tree_unflatten(inputs, ctx.specs["inputs"]),
                 tree_unflatten(residuals, ctx.specs["residuals"]),
                 tree_unflatten(gradients, ctx.specs["outputs"]),
             )
         found = ctx.specs["inputs"].flatten_up_to(found)
         if torch.is_grad_enabled():
             given = [d for d in gradients if d is not None]
-            found = _FirstOrderOnly.apply(count, *found, *inputs, *given)
-        return None, None, None, None, *found
+            found = _FirstOrderOnly.apply(len(found), *found, witness, *given)
+        return None, None, None, None, None, *found
 
 
 class _FirstOrderOnly(torch.autograd.Function):
@@ -324,8 +382,11 @@ def disable_autocast(x):
 def custom_gradient(forward, backward, inputs, constants):
     inputs, spec = tree_flatten(inputs)
     specs = {"inputs": spec}
+    # It depends on all inputs and is empty. Second derivatives are detected by
+    # it, without keeping the inputs.
+    witness = torch.cat([x.reshape(-1)[:0] for x in inputs])
     outputs = _CustomGradient.apply(
-        forward, backward, constants, specs, *inputs
+        forward, backward, constants, specs, witness, *inputs
     )
     return tree_unflatten(outputs, specs["outputs"])
 

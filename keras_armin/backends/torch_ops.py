@@ -105,7 +105,9 @@ def shape(x):
 
 
 def split(x, places, axis):
-    return torch.tensor_split(x, places, dim=axis)
+    ends = [*places, x.shape[axis]]
+    sizes = [end - start for start, end in zip([0, *places], ends)]
+    return x.split_with_sizes(sizes, axis)
 
 
 def stop_gradient(x):
