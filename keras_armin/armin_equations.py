@@ -280,6 +280,9 @@ class ARMINEquations(MemoryCell):
         gates = self.integrate(weights, projected["gates"], gated, in_place)
         state_gates, output_gates = self._split_gates(gates)
         i_f, g = self.state_gates(weights, state_gates, activate_in_place)
+        i_f_g = None
+        if record:
+            i_f_g = backends.rejoin(state_gates, [i_f, g], activate_in_place)
         c = self.new_state(weights, self.mix(i_f, g, h_tm1))
         h = apply_zoneout(self.zoneout, c, h_tm1, noise.zoneout, training)
         # The gradients of all later steps pass here.
@@ -308,7 +311,7 @@ class ARMINEquations(MemoryCell):
             input_gates=input_gates,
             g_h_r=g_h_r,
             state_gates=state_gates,
-            i_f_g=backends.rejoin(state_gates, i_f, g) if record else None,
+            i_f_g=i_f_g,
         )
 
     def scale_scores(

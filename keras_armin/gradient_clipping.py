@@ -6,10 +6,7 @@ accumulate from step to step, the gradient is clipped element by element, at a
 size that it reaches only when it is about to overflow.
 """
 
-import functools
 from typing import Any
-
-import keras
 
 from keras_armin import backends
 from keras_armin.backends import ops
@@ -30,13 +27,9 @@ LARGEST_FACTOR = 1e9
 
 
 def largest_gradient(dtype: Any) -> float:
-    return LARGEST_GRADIENT_FLOAT16 if _is_float16(dtype) else LARGEST_GRADIENT
-
-
-# Steps ask for it often.
-@functools.cache
-def _is_float16(dtype):
-    return keras.backend.standardize_dtype(dtype) == "float16"
+    if backends.is_float16(dtype):
+        return LARGEST_GRADIENT_FLOAT16
+    return LARGEST_GRADIENT
 
 
 def clip_gradient(x: Tensor) -> Tensor:
@@ -52,7 +45,7 @@ def clip_gradient_backward(d_x: Tensor) -> Tensor:
 
 def clip_factor(x: Tensor) -> Tensor:
     """Clip `x` so that products of two such tensors fit into float32."""
-    if _is_float16(x.dtype):
+    if backends.is_float16(x.dtype):
         # No float16 is that large.
         return x
     return ops.clip(x, -LARGEST_FACTOR, LARGEST_FACTOR)

@@ -1,5 +1,6 @@
 """One backend per run, chosen by KERAS_BACKEND; `python -m tests` runs all."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -31,6 +32,11 @@ def pytest_configure(config):
         "slow(*backends): runs only with --all, on these backends or on every "
         "one if none is named",
     )
+    config.addinivalue_line(
+        "markers",
+        "slow_after(count, *backends): of a parametrised test the cases beyond "
+        "the first `count` are slow",
+    )
     # Few examples, the same ones each time; with --all more, and new ones.
     settings.register_profile(
         "quick", max_examples=4, deadline=None, derandomize=True
@@ -39,19 +45,32 @@ def pytest_configure(config):
     settings.load_profile("all" if config.getoption("--all") else "quick")
 
 
+def pytest_collection_finish():
+    """Nothing that was imported is garbage: do not look through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--all"):
         return
-    slow = [item for item in items if _is_slow(item)]
+    kept, slow, cases = [], [], collections.Counter()
+    for item in items:
+        is_slow = _is_slow(item, cases[item.nodeid.split("[")[0]])
+        if not is_slow:
+            cases[item.nodeid.split("[")[0]] += 1
+        (slow if is_slow else kept).append(item)
     config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if not _is_slow(item)]
+    items[:] = kept
 
 
-def _is_slow(item):
-    return any(
-        not marker.args or BACKEND in marker.args
-        for marker in item.iter_markers("slow")
-    )
+def _is_slow(item, cases_before):
+    marks = [marker.args for marker in item.iter_markers("slow")]
+    for marker in item.iter_markers("slow_after"):
+        count, *backends = marker.args
+        if cases_before >= count:
+            marks.append(backends)
+    return any(not backends or BACKEND in backends for backends in marks)
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,10 @@ Loops and gradients:
   `forward(inputs, constants)`, which returns outputs and residuals, and
   defines its gradient as `backward(residuals, output_gradients)`,
   where an output gradient of zeros may be None. All are nested dicts of
-  tensors. There are no second derivatives. `supports_custom_gradient()` tells
-  whether it can be used.
+  tensors. There are no second derivatives.
+- `run_loop(function, cell, sequences, states, **options)` calls a function
+  that runs such loops, without automatic casts by the backend. `torch.compile`
+  does not trace it, but compiles its steps.
 - `with_vjp(function, gradient)` returns `function`, whose gradients are
   `gradient(*tensors, d_output)`: one for each tensor, or None. It can be
   differentiated again.
@@ -40,15 +42,15 @@ Other operations, of which those on integers use only what the converters of
 exported models support:
 
 - `argmax_slot(scores)`: index of the largest score along the last axis, the
-  first of equals (int32; int64 on torch, which would have to convert it); `arange(n)`: int32; `floor_divide(x, y)` of
-  non-negative int32; `integers(values, like)`: an int32 constant on the
-  device of `like`.
+  first of equals (int32; int64 on torch, which would have to convert it);
+  `arange(n)`: int32; `floor_divide(x, y)` of non-negative int32;
+  `integers(values, like)`: an int32 constant on the device of `like`.
 - `addmm(x, inputs, kernel)`: `x + inputs kernel`; `addcmul(x, factor, term)`:
   `x + factor * term`; `matvec`: batched product of matrices and vectors;
-  `activate(function, x, in_place)`; `rejoin(whole, *blocks)`: the
-  concatenation of `blocks`, which is `whole` if they are views of it.
-- `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`.
-- `disable_autocast(x)`: a context without automatic casts by the backend.
+  `activate(function, x, in_place)`; `rejoin(whole, blocks, in_place)`: the
+  concatenation of `blocks`, which is `whole` if they were computed in place.
+- `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`;
+  `is_float16(dtype)`, of a tensor's dtype.
 - `compiled(function, model)`: a function of tensors, without gradients, that
   uses the current weights of `model`. Not compiled on torch.
 
@@ -83,7 +85,7 @@ argmax_slot = _backend.argmax_slot
 check_batch_size = _backend.check_batch_size
 clip_gradient = _backend.clip_gradient
 compiled = _backend.compiled
-supports_custom_gradient = _backend.supports_custom_gradient
+run_loop = _backend.run_loop
 constant = _backend.constant
 num_replicas = _backend.num_replicas
 with_vjp = _backend.with_vjp
@@ -98,6 +100,7 @@ TrainingModeMixin = _backend.TrainingModeMixin
 writable_copy = _backend.writable_copy
 ops = _backend.ops
 addcmul = _backend.addcmul
+is_float16 = _backend.is_float16
 addmm = _backend.addmm
 rejoin = _backend.rejoin
 softmax_gradient = _backend.softmax_gradient
@@ -113,4 +116,3 @@ sigmoid_gradient = _backend.sigmoid_gradient
 gather_rows = _backend.gather_rows
 tanh_gradient = _backend.tanh_gradient
 custom_gradient = _backend.custom_gradient
-disable_autocast = _backend.disable_autocast

@@ -24,6 +24,10 @@ def map_leaves(function, tree):
     return {name: map_leaves(function, x) for name, x in tree.items()}
 
 
+def is_float16(dtype):
+    return keras.backend.standardize_dtype(dtype) == "float16"
+
+
 def update_ranks(ranks, slot, ops=keras.ops):
     # As products: a converter to ONNX would fix the batch size of zeros.
     slots = ops.arange(ranks.shape[-1], dtype="int32")

@@ -1,4 +1,3 @@
-import contextlib
 import functools
 
 import jax
@@ -14,6 +13,7 @@ ops = keras.ops
 num_replicas = common.num_replicas
 scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
+is_float16 = common.is_float16
 update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
@@ -94,7 +94,7 @@ def addcmul(x, factor, term, in_place=False):
     return x + factor * term
 
 
-def rejoin(whole, *blocks):
+def rejoin(whole, blocks, in_place=False):
     return ops.concatenate(blocks, axis=-1)
 
 
@@ -131,13 +131,8 @@ clip_gradient.defvjp(
 )
 
 
-def supports_custom_gradient():
-    return True
-
-
-def disable_autocast(x):
-    """This backend has no automatic casts."""
-    return contextlib.nullcontext()
+def run_loop(function, cell, sequences, states, **options):
+    return function(cell, sequences, states, **options)
 
 
 def custom_gradient(forward, backward, inputs, constants):

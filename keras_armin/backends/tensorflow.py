@@ -1,5 +1,3 @@
-import contextlib
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -9,6 +7,7 @@ from keras_armin.backends.common import raise_no_second_derivatives
 
 ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
+is_float16 = common.is_float16
 update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
@@ -186,7 +185,7 @@ def addcmul(x, factor, term, in_place=False):
     return x + factor * term
 
 
-def rejoin(whole, *blocks):
+def rejoin(whole, blocks, in_place=False):
     return ops.concatenate(blocks, axis=-1)
 
 
@@ -225,13 +224,8 @@ def clip_gradient(x, largest):
     return same(x)
 
 
-def supports_custom_gradient():
-    return True
-
-
-def disable_autocast(x):
-    """This backend has no automatic casts."""
-    return contextlib.nullcontext()
+def run_loop(function, cell, sequences, states, **options):
+    return function(cell, sequences, states, **options)
 
 
 def custom_gradient(forward, backward, inputs, constants):

@@ -44,8 +44,11 @@ def scan(
         lambda x: x if isinstance(x, list) else torch.unbind(x), inputs
     )
     length = len(common.leaves(steps)[0])
+    times = range(length)[:: -1 if reverse else 1]
+    if _steps_are_compiled and _in_place_is_allowed():
+        return _compiled_scan(step, carry, steps, times, unstacked)
     columns: dict = {}
-    for time in reversed(range(length)) if reverse else range(length):
+    for time in times:
         inputs_t = common.map_leaves(lambda x, t=time: x[t], steps)
         carry, outputs = step(carry, inputs_t)
         if not columns:
@@ -59,6 +62,75 @@ def scan(
         for name, column in columns.items():
             column.put(time, outputs[name])
     return carry, {name: column.all() for name, column in columns.items()}
+
+
+# --- compiled steps ----------------------------------------------------------
+
+# `torch.compile` would unroll a loop, and take minutes for a few dozen steps.
+# It is given a few steps at a time instead, which are compiled once for
+# sequences of any length.
+STEPS_AT_A_TIME = 10
+
+_steps_are_compiled = False
+
+
+def run_loop(function, cell, sequences, states, **options):
+    """The precision follows the dtype policy of Keras, not autocast."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return _run_compiled(function, cell, sequences, states, **options)
+    with _disable_autocast(sequences):
+        return function(cell, sequences, states, **options)
+
+
+@torch.compiler.disable
+def _run_compiled(function, cell, sequences, states, **options):
+    with _disable_autocast(sequences), _compiled_steps():
+        return function(cell, sequences, states, **options)
+
+
+@contextlib.contextmanager
+def _compiled_steps(wanted=True):
+    global _steps_are_compiled
+    before, _steps_are_compiled = _steps_are_compiled, wanted
+    try:
+        yield
+    finally:
+        _steps_are_compiled = before
+
+
+def _compiled_scan(step, carry, inputs, times, unstacked):
+    outputs: list = [None] * len(times)
+    for first in range(0, len(times), STEPS_AT_A_TIME):
+        now = times[first : first + STEPS_AT_A_TIME]
+        run = _steps if len(now) < STEPS_AT_A_TIME else _compiled()
+        chunk = [
+            common.map_leaves(lambda x, t=time: x[t], inputs) for time in now
+        ]
+        carry, found = run(step, carry, chunk)
+        for time, output in zip(now, found):
+            outputs[time] = output
+    columns = {name: [y[name] for y in outputs] for name in outputs[0]}
+    return carry, {
+        name: column if name in unstacked else torch.stack(column)
+        for name, column in columns.items()
+    }
+
+
+def _steps(step, carry, inputs):
+    outputs = []
+    for inputs_t in inputs:
+        carry, output = step(carry, inputs_t)
+        outputs.append(output)
+    return carry, outputs
+
+
+@functools.cache
+def _compiled():
+    # Each layer has steps of its own, forwards and backwards.
+    return torch.compile(_steps, recompile_limit=64)
+
+
+# --- loops -------------------------------------------------------------------
 
 
 def _column(is_unstacked, sequence, length, sample):
@@ -208,8 +280,8 @@ def _may_work_in_place(in_place):
 
 
 def _in_place_is_allowed():
-    """Neither autograd nor an exported graph supports it."""
-    return not (torch.is_grad_enabled() or torch.compiler.is_exporting())
+    """Neither autograd nor a compiled or exported graph supports it."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 def _rows(memory, slot):
@@ -257,8 +329,8 @@ def addcmul(x, factor, term, in_place=False):
     return torch.addcmul(x, factor, term)
 
 
-def rejoin(whole, *blocks):
-    if blocks[0].data_ptr() == whole.data_ptr():
+def rejoin(whole, blocks, in_place=False):
+    if _may_work_in_place(in_place):
         return whole
     return torch.cat(blocks, dim=-1)
 
@@ -267,6 +339,10 @@ _IN_PLACE = {
     keras.activations.sigmoid: torch.Tensor.sigmoid_,
     keras.activations.tanh: torch.Tensor.tanh_,
 }
+
+
+def is_float16(dtype):
+    return dtype == torch.float16
 
 
 def activate(function, x, in_place=False):
@@ -336,13 +412,18 @@ class _CustomGradient(torch.autograd.Function):
         # Tensors that are kept in any other way are freed late, or never.
         ctx.save_for_backward(witness, *residuals)
         ctx.specs, ctx.backward_pass = specs, backward
+        ctx.steps_are_compiled = _steps_are_compiled
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx, *gradients):
         witness, *residuals = ctx.saved_tensors
-        with torch.no_grad(), disable_autocast(witness):
+        with (
+            torch.no_grad(),
+            _disable_autocast(witness),
+            _compiled_steps(ctx.steps_are_compiled),
+        ):
             found = ctx.backward_pass(
                 tree_unflatten(residuals, ctx.specs["residuals"]),
                 tree_unflatten(gradients, ctx.specs["outputs"]),
@@ -366,13 +447,7 @@ class _FirstOrderOnly(torch.autograd.Function):
         raise_no_second_derivatives()
 
 
-def supports_custom_gradient():
-    """torch.compile does not support the in-place updates."""
-    return not torch.compiler.is_compiling()
-
-
-def disable_autocast(x):
-    """The precision follows the dtype policy of Keras instead."""
+def _disable_autocast(x):
     if not torch.is_autocast_enabled(x.device.type):
         # Converters of exported graphs do not support this context.
         return contextlib.nullcontext()

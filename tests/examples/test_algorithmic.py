@@ -96,6 +96,7 @@ def test_the_script_runs_and_leaves_its_files(tmp_path, capsys):
     assert list((tmp_path / "tensorboard").rglob("events.*"))
 
 
+@pytest.mark.slow("jax")
 def test_a_soft_run_is_tested_with_discrete_reads(tmp_path):
     options = ["--addressing", "soft", "--output", str(tmp_path)]
     arguments = algorithmic.parse_arguments([*TINY, *options])

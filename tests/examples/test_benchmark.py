@@ -75,6 +75,7 @@ def test_every_network_is_measured_at_the_sizes_of_the_paper():
     }
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "question",
     [

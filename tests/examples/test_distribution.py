@@ -119,6 +119,7 @@ def compare(found, case, expected):
     )
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.parametrize(
     "cases",
     [

@@ -84,6 +84,7 @@ def test_a_learnt_beginning_is_exported():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_saved_model_does_what_keras_does_or_is_refused(tmp_path):
     if BACKEND == "torch":
         with pytest.raises(RunError, match="format='onnx'"):
@@ -101,6 +102,7 @@ def test_what_is_missing_is_said_before_the_training(monkeypatch):
         char_lm.main(["--export", "x"])
 
 
+@pytest.mark.slow("jax")
 def test_an_export_that_does_something_else_is_refused(step, folder):
     written = exported.load(folder)
     exporting._compare(step, written)

@@ -264,6 +264,7 @@ def test_no_two_draws_of_a_step_share_their_numbers():
     assert (np.sqrt(steps) % 1 > 0).mean() > 0.5
 
 
+@pytest.mark.slow_after(1, "tensorflow")
 @pytest.mark.parametrize("name", sequences.TASKS)
 def test_data_is_a_function_of_seed_and_step(name):
     def drawn(count=3, **options):

@@ -251,6 +251,7 @@ def test_keras_is_not_there(folder):
     assert done.stdout == "['onnxruntime']\n", done.stderr
 
 
+@pytest.mark.slow("tensorflow")
 def test_a_saved_model_is_served_too(tmp_path):
     serving.export(tmp_path / "exported", "tf_saved_model")
     with serving.running(tmp_path / "exported") as (port, _):

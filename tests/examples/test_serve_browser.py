@@ -184,6 +184,7 @@ def test_two_tabs_write_what_each_would_alone(browser, address, page):
     assert other.text == serving.text(port, prompt="b", seed=2, **order)
 
 
+@pytest.mark.slow("tensorflow")
 def test_a_refusal_is_shown(browser, page):
     page.fill(prompt="aX")
     page.press("generate")

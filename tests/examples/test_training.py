@@ -400,6 +400,7 @@ def test_every_network_gives_finite_outputs(name, rng):
     assert np.ptp(outputs) > 0
 
 
+@pytest.mark.slow_after(2, "jax")
 @pytest.mark.parametrize("cell", networks.CELLS)
 def test_every_cell_of_armin_builds(cell):
     layer = networks.build(parse("--cell", cell, *TINY))

@@ -212,6 +212,7 @@ class TestJAX:
         assert again.platforms == exported.platforms
         assert again.in_avals == exported.in_avals
 
+    @pytest.mark.slow_after(4, "jax")
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("what", ["training", "inference"])
@@ -351,6 +352,7 @@ class TestTensorFlow:
 
         self.check(program, way, "mixed_bfloat16")
 
+    @pytest.mark.slow_after(2, "tensorflow")
     @pytest.mark.parametrize(
         "way, policy",
         [

@@ -24,6 +24,7 @@ from tests.helpers.common import randomise
 SCHEDULE = keras.optimizers.schedules.ExponentialDecay(2.0, 10, 0.9)
 
 
+@pytest.mark.slow_after(4, "jax", "tensorflow")
 @pytest.mark.parametrize(
     "options",
     [
@@ -59,6 +60,7 @@ def test_names_and_shapes_of_the_weights(options):
     ]
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
@@ -215,6 +217,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("case", LAYERS)
 def test_a_saved_model_loads_without_custom_objects(case, rng, tmp_path):
     batch = BATCH if "stateful" in case else None
@@ -231,6 +234,7 @@ def test_a_saved_model_loads_without_custom_objects(case, rng, tmp_path):
     )
 
 
+@pytest.mark.slow_after(2, "tensorflow")
 @pytest.mark.parametrize("case", LAYERS)
 def test_weights_load_into_a_fresh_model(case, rng, tmp_path):
     batch = BATCH if "stateful" in case else None
@@ -279,6 +283,7 @@ def test_a_weights_file_of_other_arguments_is_refused(tmp_path):
         other.load_weights(tmp_path / "a.weights.h5")
 
 
+@pytest.mark.slow("jax")
 def test_clone_model(rng):
     inputs_ = keras.Input((TIME, FEATURES))
     outputs = keras.layers.Dense(2)(
@@ -399,6 +404,7 @@ def test_float64_is_float64_and_the_dtype_reaches_the_cell(float64, rng):
     } == {"float64"}
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_regularizers_and_constraints_act(rng):
     layer = ARMIN(
         UNITS,
@@ -432,6 +438,7 @@ def test_regularizers_and_constraints_act(rng):
     assert all((array(w) >= 0).all() for w in governed)
 
 
+@pytest.mark.slow("jax")
 def test_activity_regularizer_sees_the_output(rng):
     layer = ARMIN(UNITS, activity_regularizer=keras.regularizers.L1(1.0))
     outputs = layer(inputs(rng))

@@ -101,6 +101,7 @@ def as_rnn(layer):
 # --- equations --------------------------------------------------------------
 
 
+@pytest.mark.slow_after(2, "jax")
 @pytest.mark.parametrize("rates", [{}, RATES], ids=["", "zoneout"])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_inference_agrees_with_the_reference(layer_norm, rates, rng, float64):
@@ -212,6 +213,7 @@ def as_bare(cell):
 both = pytest.mark.parametrize("make", [as_layer, as_bare])
 
 
+@pytest.mark.slow("jax")
 @both
 def test_zoneout_keeps_its_share_with_fresh_masks(make):
     batch, time, units = 8, 12, 50
@@ -229,6 +231,7 @@ def test_zoneout_keeps_its_share_with_fresh_masks(make):
     assert len(masks) == batch * time
 
 
+@pytest.mark.slow_after(1, "jax")
 @both
 def test_cell_and_hidden_state_have_masks_of_their_own(make):
     layer = make(LayerNormLSTMCell(400, zoneout_cell=0.6, zoneout_hidden=0.2))

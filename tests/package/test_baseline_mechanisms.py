@@ -95,6 +95,7 @@ def test_sharpening_survives_weights_of_zero_and_the_largest_power():
     assert np.isfinite(gradient_of(sharpened, weights)).all()
 
 
+@pytest.mark.slow("jax")
 def test_the_nearest_rows_share_all_weight_and_all_gradient(rng):
     memory = rng.normal(size=(2, N, 4)).astype("float32")
     queries = rng.normal(size=(2, 1, 4)).astype("float32")
@@ -186,6 +187,7 @@ def test_a_planted_order_of_writes_is_read_back_through_the_links():
     assert not np.diag(link).any()
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.slow("tensorflow")
 def test_reading_weights_of_the_dnc_never_sum_to_more_than_one(rng):
     """With modes over heads, the fault of the released code, they do."""
@@ -295,6 +297,7 @@ def test_the_released_addressing_leaves_the_choice_to_chance(name, rng):
     assert spread["released"] < 0.1
 
 
+@pytest.mark.slow("jax")
 def test_tardis_reads_keys_with_what_was_written(rng):
     layer = baselines.TARDIS(
         8, memory_slots=4, memory_dim=5, key_dim=3, return_sequences=True
@@ -360,6 +363,7 @@ def far_gradients(rng, recall):
     return np.abs(found).max(axis=(0, 2))
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.slow("jax")
 def test_sab_sends_gradients_hundreds_of_steps_back_though_truncated(rng):
     with_recall = far_gradients(rng, True)

@@ -83,6 +83,7 @@ def check(case, layer, weights, x, found, noise=None):
     assert pointer.tolist() == [[TIME, 0, 0, 0]] * BATCH
 
 
+@pytest.mark.slow_after(6, "jax")
 @pytest.mark.parametrize("case", CASES)
 def test_inference_agrees_with_the_reference(case, rng, float64):
     layer, weights = random_layer(case, rng)
@@ -128,6 +129,7 @@ def parameters(layer, features, outputs):
     return count + (layer.cell.output_size + 1) * outputs
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize(
     ("name", "units", "options", "features", "outputs", "expected"),
     [

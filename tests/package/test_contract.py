@@ -135,6 +135,7 @@ def test_every_argument_is_documented(case):
         assert f"{name}:" in text or f"{name}," in text or f"{name}\n" in text
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_units_alone_are_enough(network, rng):
     layer = network.layer(UNITS)
@@ -197,6 +198,7 @@ def test_a_cell_can_be_subclassed_as_usual(network):
 # --- values and shapes ------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_the_layer_and_the_bare_cell_are_one(network, rng):
     layer = built(
@@ -233,6 +235,7 @@ def test_symbolic_and_eager_shapes_agree(network, rng):
         assert s.shape[-1] == expected[-1] and len(s.shape) == len(e.shape)
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_backwards_and_unrolled_give_the_same(network, rng):
     forward = built(network, rng, return_sequences=True)
@@ -246,6 +249,7 @@ def test_backwards_and_unrolled_give_the_same(network, rng):
     close(backward(x), forward(x[:, ::-1].copy()))
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_bidirectional(network, rng):
     layer = keras.layers.Bidirectional(network.make(return_sequences=True))
@@ -262,6 +266,7 @@ def test_bidirectional(network, rng):
 # --- masks ------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_a_masked_tail_equals_a_shorter_sequence(network, rng):
     layer = built(network, rng, return_state=True)
@@ -274,6 +279,7 @@ def test_a_masked_tail_equals_a_shorter_sequence(network, rng):
             close(whole[b : b + 1], part)
 
 
+@pytest.mark.slow("jax")
 @armin_then_others("jax", "tensorflow")
 def test_nan_in_masked_steps_reaches_nothing(network, rng):
     layer = built(network, rng, return_sequences=True)
@@ -291,6 +297,7 @@ def test_nan_in_masked_steps_reaches_nothing(network, rng):
 # --- state ------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_two_halves_with_the_state_passed_on_equal_the_whole(network, rng):
     layer = built(network, rng, return_state=True)
@@ -345,6 +352,7 @@ def test_a_stateful_layer_carries_its_state(network, rng):
     same_state(layer.get_state(), start)
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_reset_inside_a_sequence_equals_two_sequences(network, rng):
     layer = built(network, rng, return_sequences=True)
@@ -371,6 +379,7 @@ def test_zeros_are_a_state_to_start_from(network, rng):
 # --- files ------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "tensorflow")
 @each_network
 def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
     model = compiled(network.make(), (None, TIME, FEATURES))
@@ -428,6 +437,7 @@ def with_variants():
             )
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize(("network", "variant"), with_variants())
 def test_gradients_reach_every_weight_and_are_finite(network, variant, rng):
     options = {"layer_norm": True, "seed": 2, **variant}
@@ -449,6 +459,7 @@ def test_gradients_reach_every_weight_and_are_finite(network, variant, rng):
         assert np.abs(gradient).max() > 0, name
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_a_seed_repeats_what_is_drawn_and_inference_draws_nothing(network, rng):
     rates = {
@@ -506,6 +517,7 @@ def test_mixed_precision_follows_float32_and_trains(network, rng):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+@pytest.mark.slow_after(1, "jax")
 @each_network
 def test_float64_is_float64(network, rng, float64):
     layer = network.make(dtype="float64", return_state=True)

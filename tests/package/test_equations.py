@@ -136,6 +136,7 @@ def compare(
             np.testing.assert_allclose(array(final_memory), memory, **close)
 
 
+@pytest.mark.slow_after(3, "jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("group", combinations())
 def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):
@@ -178,6 +179,7 @@ def test_other_options_agree_in_float64(
     compare(options, "float64", training, rng, 1e-10)
 
 
+@pytest.mark.slow("jax")
 def test_dropout_masks_enter_products_only(rng, float64, monkeypatch):
     options = {
         "memory_slots": SLOTS,
@@ -261,6 +263,7 @@ def test_the_papers_own_network_is_one_call_away(training, rng, float64):
     )
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.slow("jax")
 @pytest.mark.parametrize("case", reference.GOLDEN_CASES)
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
@@ -303,6 +306,7 @@ def test_golden_file_is_what_the_reference_gives():
         np.testing.assert_allclose(golden[key], made[key], rtol=1e-12)
 
 
+@pytest.mark.slow("jax")
 def test_a_hand_written_loop_over_the_cell_agrees(rng):
     rnn = as_rnn(units=UNITS, memory_slots=SLOTS, return_sequences=True)
     x = inputs(rng)
@@ -317,6 +321,7 @@ def test_a_hand_written_loop_over_the_cell_agrees(rng):
     np.testing.assert_allclose(np.stack(outputs, 1), expected, atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 def test_a_batch_equals_its_samples_one_by_one(rng):
     layer = ARMIN(UNITS, memory_slots=BATCH, return_sequences=True)
     x = inputs(rng)

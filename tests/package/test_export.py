@@ -253,6 +253,7 @@ def spanning(addressing, folder):
     }
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
     addressing, tmp_path
@@ -260,6 +261,7 @@ def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
     assert spanning(addressing, tmp_path) <= ONE_ROW
 
 
+@pytest.mark.slow("tensorflow")
 def test_that_would_be_seen(tmp_path):
     """With soft addressing there are such operations."""
     assert not spanning("soft", tmp_path) <= ONE_ROW
@@ -342,6 +344,7 @@ def test_a_saved_model_gives_the_same_on_another_backend(tmp_path, rng):
     np.testing.assert_allclose(np.load(files[-1]), array(model(x)), atol=1e-4)
 
 
+@pytest.mark.slow("jax")
 def test_quantize_leaves_armin_as_it_is(rng):
     model, x = made("hard", rng), inputs(rng)
     before = array(model(x))
@@ -353,6 +356,7 @@ def test_quantize_leaves_armin_as_it_is(rng):
     np.testing.assert_allclose(array(model(x)), before, atol=0.1)
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.skipif("litert" not in FORMATS, reason="refused, see above")
 def test_litert_files_can_be_made_smaller(tmp_path, rng):
     import tensorflow as tf

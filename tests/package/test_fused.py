@@ -308,6 +308,7 @@ def compiled_cases():
             )
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize(
     "options, masked, training, compiled", compiled_cases()
 )
@@ -345,6 +346,7 @@ def spy(monkeypatch):
     return calls
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_the_layer_picks_the_fast_way(addressing, training, rng, monkeypatch):
@@ -402,6 +404,7 @@ def test_second_derivatives_are_refused_clearly(rng):
         second_derivative(layer, x)
 
 
+@pytest.mark.slow("jax")
 def test_second_derivatives_are_there_where_the_error_sends_people(rng):
     layer = ARMIN(UNITS, SLOTS, unroll=True)
     x = ops.convert_to_tensor(inputs(rng, time=2))
@@ -546,6 +549,7 @@ MAY_SPAN = {
 }
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_at_inference_no_operation_spans_the_memory(addressing, masked, rng):
@@ -656,6 +660,7 @@ def no_gradients():
     return torch.no_grad()
 
 
+@pytest.mark.slow_after(2, "tensorflow")
 @pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
@@ -704,6 +709,7 @@ def test_in_half_precision_a_low_temperature_does_not_overflow(rng):
         assert np.isfinite(gradient).all(), name
 
 
+@pytest.mark.slow("jax")
 def test_sums_over_all_steps_are_wide_in_half_precision(rng):
     """bfloat16 would soon be too coarse for one more step to matter."""
     layer = ARMIN(
@@ -792,6 +798,42 @@ class TestTorch:
         loss(x).backward()
 
         assert layer.cell.kernel.value.grad is not None
+
+    @pytest.mark.parametrize("options", [{}, EVERYTHING])
+    @pytest.mark.parametrize(
+        "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
+    )
+    def test_compiled_steps_agree(self, compiler, options, rng, monkeypatch):
+        """Two pieces of three steps are compiled, the last step is not."""
+        import torch
+
+        from keras_armin.backends import torch as backend
+
+        steps = torch.compile(backend._steps, backend=compiler, fullgraph=True)
+        monkeypatch.setattr(backend, "STEPS_AT_A_TIME", 3)
+        monkeypatch.setattr(
+            backend, "_compiled", lambda: calls.append(1) or steps
+        )
+        calls: list = []
+        layer = ARMIN(
+            UNITS, 3, **options, dtype="float64", return_sequences=True
+        )
+        x = torch.tensor(inputs(rng, time=7, dtype="float64"))
+        x.requires_grad_()
+        layer.build(tuple(x.shape))
+        noise = {**options, "units": UNITS, "memory_slots": 3}
+        fix_noise(monkeypatch, random_noise(rng, noise, BATCH, 7, FEATURES))
+        found = []
+        for call in (layer, torch.compile(layer, backend="eager")):
+            y = call(x, training=True)
+            weights = [v.value for v in layer.trainable_variables]
+            found.append([y, *torch.autograd.grad((y**2).sum(), [x, *weights])])
+
+        assert len(calls) == 4
+        for own, expected in zip(*found):
+            np.testing.assert_allclose(
+                array(own), array(expected), rtol=1e-10, atol=1e-12
+            )
 
     def test_nothing_outlives_the_backward_pass(self, rng):
         import torch

@@ -84,6 +84,7 @@ def test_noise_is_the_same_by_rows_and_at_once():
     np.testing.assert_array_equal(at_once, by_rows)
 
 
+@pytest.mark.slow("jax")
 def test_the_most_likely_text_is_that_of_the_whole_model(model, generator):
     ids = generator(PROMPT, length=6, temperature=0)
 
@@ -133,6 +134,7 @@ def test_new_weights_are_used(model, generator):
 PROMPTS = [[1, 0, 2], [4], [6, 5, 4, 3, 2, 1], [1, 0, 2]]
 
 
+@pytest.mark.slow("jax")
 def test_a_prompt_is_continued_alone_as_in_a_batch(generator):
     together = generator(PROMPTS, 12, seed=3)
     assert together == [generator(prompt, 12, seed=3) for prompt in PROMPTS]
@@ -158,6 +160,7 @@ def test_a_stream_yields_what_a_call_returns(generator):
     assert [list(x) for x in zip(*steps)] == generator(PROMPTS, 5, **options)
 
 
+@pytest.mark.slow("jax")
 def test_prompts_may_be_arrays_and_tensors(generator):
     expected = generator([[1, 2], [3, 4]], 4)
     ids = np.array([[1, 2], [3, 4]], "uint8")
@@ -212,6 +215,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("name", MODELS)
 def test_any_recurrent_model_of_tokens_generates(name):
     model = MODELS[name]()

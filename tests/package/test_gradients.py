@@ -62,6 +62,7 @@ def finite_differences(loss, weights, rng, per_weight=4):
             yield name, index, (moved[0] - moved[1]) / (2 * STEP)
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize(
     "case",
@@ -103,6 +104,7 @@ def test_training_gradients_match_finite_differences(
         assert found[name][index] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("return_sequences", [False, True])
 def test_gradients_do_not_depend_on_training(
@@ -134,6 +136,7 @@ def test_gradients_do_not_depend_on_training(
         )
 
 
+@pytest.mark.slow("jax")
 @each_form
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 @pytest.mark.parametrize("training", [False, True])
@@ -234,6 +237,7 @@ def test_gradients_reach_every_weight(training, make, addressing, rng):
     assert np.isfinite(found_x).all()
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_gradients_of_the_layer_equal_those_of_the_bare_cell(
     rng, float64, monkeypatch
 ):

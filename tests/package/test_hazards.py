@@ -129,6 +129,7 @@ def assert_finite(x, name):
     assert np.isfinite(array(x).astype("float64")).all(), name
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize(
     "variety",
     [
@@ -144,6 +145,7 @@ def test_updates_on_any_constant_input_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "variety",
     [
@@ -157,6 +159,7 @@ def test_updates_by_adam_stay_finite(variety, rng):
     updated(make(variety), hazards(rng), keras.optimizers.Adam(1e-3))
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize(
     "training", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
 )
@@ -189,6 +192,7 @@ def test_updates_in_bfloat16_stay_finite(variety, rng):
     assert changed(layer, before)
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "variety",
@@ -259,6 +263,7 @@ def test_a_clipped_gradient_leaves_the_value_alone():
 EVERYTHING = {"units": UNITS, "memory_slots": 3, **test_fused.EVERYTHING}
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     "masked", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
 )
@@ -270,6 +275,7 @@ def test_both_ways_agree_where_the_bound_is_met(
     test_fused.compare(rng, EVERYTHING, masked=masked)
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.slow("jax")
 def test_both_ways_agree_on_silence(float64, rng, monkeypatch):
     layer = ARMIN(UNITS, 3, DIM, layer_norm=True, dtype="float64")

@@ -108,6 +108,7 @@ def test_a_trace_in_mixed_precision(frozen, rng):
     assert tuple(outputs.shape) == (BATCH, layer.cell.output_size)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_inputs_of_a_masked_layer_in_a_model(rng):
     """`layer.input` is then a list of inputs and mask."""
     tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]])

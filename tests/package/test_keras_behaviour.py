@@ -64,6 +64,7 @@ def test_a_masked_tail_equals_a_shorter_sequence(make, slots, rng):
             close(whole[b : b + 1], part)
 
 
+@pytest.mark.slow_after(4, "jax")
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("go_backwards", [False, True])
 @pytest.mark.parametrize("zero_output_for_mask", [False, True])
@@ -157,6 +158,7 @@ def test_the_first_masked_step_repeats_the_carried_output(rng):
     close(outputs[:, 0], states[0])
 
 
+@pytest.mark.slow("jax")
 def test_the_output_mask_is_reversed_with_the_outputs(rng):
     x = inputs(rng)
     first = built(rng=rng, return_sequences=True, go_backwards=True)
@@ -170,6 +172,7 @@ def test_the_output_mask_is_reversed_with_the_outputs(rng):
     close(model(padded), expected)
 
 
+@pytest.mark.slow_after(2, "tensorflow")
 @pytest.mark.slow("jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
@@ -188,6 +191,7 @@ def test_nan_in_masked_steps_reaches_nothing(addressing, training, rng):
     assert (found_x[~MASK] == 0).all()
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("addressing", ["hard", "relaxed", "soft"])
@@ -352,6 +356,7 @@ def test_time_distributed(rng):
     close(y[:, 1], layer(x[:, 1]))
 
 
+@pytest.mark.slow("jax")
 @each_form
 def test_layer_and_cell_as_a_plain_call_with_any_batch_and_time(make, rng):
     layer = built(make, rng)
@@ -383,6 +388,7 @@ def sequential(layer):
     return keras.Sequential([layer, keras.layers.Dense(2)])
 
 
+@pytest.mark.slow_after(2, "tensorflow")
 @each_form
 @pytest.mark.parametrize("style", [sequential, functional, Subclassed])
 def test_every_style_of_model_trains(make, style, rng):

@@ -50,6 +50,7 @@ def slots_read(outputs):
     return np.round(array(outputs)[..., 2] * 2).astype(int)
 
 
+@pytest.mark.slow("jax")
 @each_form
 def test_noise_differs_between_samples_steps_and_calls(make):
     layer = reader(make)
@@ -63,6 +64,7 @@ def test_noise_differs_between_samples_steps_and_calls(make):
     assert all(len(set(row)) > 3 for row in rows)
 
 
+@pytest.mark.slow("jax")
 @each_form
 def test_without_noise_training_is_inference(make):
     layer = reader(make, noise_scale=0.0)
@@ -79,6 +81,7 @@ def test_without_noise_training_is_inference(make):
     assert layer.cell.noise_scale is None
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @each_form
 def test_noise_counts_as_much_as_its_scale(make):
     """The best slot is ahead by 2: little noise leaves it there."""
@@ -131,6 +134,7 @@ class Watch(keras.callbacks.Callback):
         self.losses.append(float(logs["loss"]))
 
 
+@pytest.mark.slow("tensorflow")
 @each_form
 def test_noise_is_fresh_inside_fit(make):
     """With a learning rate of 0 only noise can change the loss."""
@@ -144,6 +148,7 @@ def test_noise_is_fresh_inside_fit(make):
     assert len(set(watch.losses)) == 6
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("rate", ["zoneout", "dropout", "recurrent_dropout"])
 def test_each_kind_of_noise_acts_in_training_only(make, rate, rng):
@@ -157,6 +162,7 @@ def test_each_kind_of_noise_acts_in_training_only(make, rate, rng):
     assert not np.array_equal(a[0], a[1])
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @each_form
 def test_zoneout_is_fresh_at_each_step(make):
     """f = 1, i g = 1: each step adds 1 to the units that zoneout lets go."""
@@ -245,6 +251,7 @@ def fit_once(make, seed, rng_seed=0):
     return model.get_weights()
 
 
+@pytest.mark.slow("tensorflow")
 @each_form
 def test_a_seed_reproduces_a_whole_fit(make):
     first, again, other = (fit_once(make, seed) for seed in (5, 5, 6))
@@ -254,6 +261,7 @@ def test_a_seed_reproduces_a_whole_fit(make):
     assert any(np.abs(a - b).max() > 1e-5 for a, b in zip(first, other))
 
 
+@pytest.mark.slow("tensorflow")
 def test_the_global_seed_reproduces_an_unseeded_layer():
     runs = [fit_once(ARMIN, None) for _ in range(2)]
 

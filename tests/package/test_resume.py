@@ -119,6 +119,7 @@ def test_an_interrupted_fit_ends_as_a_whole_one(whole, tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["resume.npz"]
 
 
+@pytest.mark.slow("tensorflow")
 def test_backup_and_restore_loses_seeds_and_states(whole, tmp_path):
     """If this fails, `ResumeTraining` may no longer be needed."""
     callback = keras.callbacks.BackupAndRestore(
@@ -134,6 +135,7 @@ def test_backup_and_restore_loses_seeds_and_states(whole, tmp_path):
     assert "iterations" not in lost
 
 
+@pytest.mark.slow("tensorflow")
 def test_a_complete_run_is_restored_and_can_be_continued(whole, tmp_path):
     path = tmp_path / "resume.npz"
     fit(build_model(), ResumeTraining(path))
@@ -145,6 +147,7 @@ def test_a_complete_run_is_restored_and_can_be_continued(whole, tmp_path):
     assert fit(model, ResumeTraining(path), epochs=EPOCHS + 1).epoch == [EPOCHS]
 
 
+@pytest.mark.slow("tensorflow")
 def test_variables_can_be_restored_without_training(whole, tmp_path):
     path = tmp_path / "resume.npz"
     fit(build_model(), ResumeTraining(path))
@@ -154,6 +157,7 @@ def test_variables_can_be_restored_without_training(whole, tmp_path):
     assert different(model, whole) == set()
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callbacks_of_this_package_go_with_it(tmp_path):
     """Annealing by epochs, and states apart for validation."""
 

@@ -53,6 +53,7 @@ def same_state(a, b, atol=1e-5):
         np.testing.assert_allclose(a[name], b[name], atol=atol, err_msg=name)
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("addressing", ["hard", "soft"])
 def test_two_halves_by_predict_end_like_the_whole(addressing, rng):
     model, layer = stateful_model(rng, addressing=addressing)
@@ -87,6 +88,7 @@ def test_two_halves_by_fit_end_like_the_whole(rng):
     assert np.abs(expected["memory"]).max() > 0.1
 
 
+@pytest.mark.slow("tensorflow")
 def test_evaluate_and_predict_go_on_from_the_same_state(rng):
     model, layer = stateful_model(rng)
     x = inputs(rng, time=HALF)
@@ -162,6 +164,7 @@ def test_gradients_are_cut_between_batches(rng):
         )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_training_over_many_batches_learns(rng):
     model, _ = stateful_model(None, time=TIME, addressing="hard", seed=3)
     model.compile(keras.optimizers.Adam(0.02), "mse")
@@ -254,6 +257,7 @@ def test_a_loaded_stateful_model_restarts(rng, tmp_path):
 # --- reset, sample by sample ------------------------------------------------
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("go_backwards", [False, True])
 @pytest.mark.parametrize("learnt", [False, True])
 def test_reset_restarts_single_samples(go_backwards, learnt, rng):
@@ -280,6 +284,7 @@ def test_reset_restarts_single_samples(go_backwards, learnt, rng):
     np.testing.assert_allclose(mixed[1], carried[1], atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 def test_reset_inside_a_sequence_equals_two_sequences(rng):
     layer = ARMIN(UNITS, SLOTS, learn_initial_state=True, return_sequences=True)
     x = inputs(rng)
@@ -366,6 +371,7 @@ class Recorder(keras.callbacks.Callback):
         self._note("epoch ends")
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("reset_each_epoch", [False, True])
 def test_validation_does_not_disturb_training(reset_each_epoch, rng):
     model, layer = stateful_model(rng, time=TIME)
@@ -394,6 +400,7 @@ def test_validation_does_not_disturb_training(reset_each_epoch, rng):
     assert layer.get_state()["pointer"][0, 0] == second
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_without_the_callback_validation_advances_the_state(rng):
     model, layer = stateful_model(rng, time=TIME)
     x, y = inputs(rng), np.zeros((BATCH, TIME, 2))
@@ -402,6 +409,7 @@ def test_without_the_callback_validation_advances_the_state(rng):
     assert layer.get_state()["pointer"][0, 0] == 2 * TIME
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_plain_evaluate_is_left_alone_by_the_callback(rng):
     model, layer = stateful_model(rng, time=TIME)
     x, y = inputs(rng), np.zeros((BATCH, TIME, 2))
@@ -422,6 +430,7 @@ def test_a_wrong_batch_size_is_named(rng):
         layer(inputs(rng, batch=2))
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, "auto"])
 def test_a_partial_batch_in_fit_is_named(jit_compile, rng):
     model, _ = stateful_model(rng, time=TIME)

@@ -56,6 +56,7 @@ def check_steps(model, x, **arguments):
     return reads
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_network
 def test_steps_give_the_outputs_of_the_sequence(network, rng):
     layer = network.make(return_sequences=True)
@@ -98,6 +99,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_after(3, "jax", "tensorflow")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_steps_agree_for_models_of_many_kinds(make, rng):
     model = make()
@@ -173,6 +175,7 @@ def test_a_stateful_model_with_resets_becomes_a_step(rng):
     np.testing.assert_allclose(stepped, array(whole), atol=1e-5)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.slow("torch")
 def test_a_thousand_steps_do_not_drift(rng):
     layer = small_armin(return_sequences=True, layer_norm=True)
@@ -317,6 +320,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.slow("jax")
 def test_a_served_stream_keeps_its_memory(streamed, tmp_path):
     stream, x, whole = streamed

@@ -59,6 +59,7 @@ def test_a_schedule_counts_training_calls(rng):
     assert seen == [(0, 8.0), (1, 8.0), (1, 8.0), (2, 4.0), (3, 2.0), (3, 2.0)]
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_schedule_counts_batches_of_fit_alone(rng):
     layer = scheduled()
     model = model_with(layer)
@@ -80,6 +81,7 @@ class Subclassed(keras.Model):
         return self.layer(x, training=training)[:, :1]
 
 
+@pytest.mark.slow("tensorflow")
 def test_building_a_model_does_not_count(rng):
     layer = scheduled()
     x = keras.Input((TIME, FEATURES))
@@ -94,6 +96,7 @@ def test_building_a_model_does_not_count(rng):
     assert int(inner.temperature_step.numpy()) == 2
 
 
+@pytest.mark.slow("tensorflow")
 def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
     layer = scheduled()
     model = model_with(layer)
@@ -112,6 +115,7 @@ def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
     assert float(loaded.layers[0].temperature.numpy()) == 2.0
 
 
+@pytest.mark.slow("jax")
 def test_a_schedule_that_ends_at_zero_stays_finite(rng):
     layer = ARMIN(
         4, 3, temperature=keras.optimizers.schedules.CosineDecay(2.0, 2)
@@ -123,6 +127,7 @@ def test_a_schedule_that_ends_at_zero_stays_finite(rng):
     assert float(layer.temperature.numpy()) == pytest.approx(1e-3)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_layer_with_a_schedule_can_be_used_twice_in_a_model(rng):
     layer = scheduled(return_sequences=True)
     a, b = keras.Input((TIME, FEATURES)), keras.Input((TIME, FEATURES))
@@ -134,6 +139,7 @@ def test_a_layer_with_a_schedule_can_be_used_twice_in_a_model(rng):
     assert int(layer.temperature_step.numpy()) == 2
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("first", ["schedule", "number"])
 def test_weights_pass_between_a_schedule_and_a_number(first, rng, tmp_path):
     layers = [scheduled(), ARMIN(4, 3, temperature=0.5)]
@@ -151,6 +157,7 @@ def test_weights_pass_between_a_schedule_and_a_number(first, rng, tmp_path):
     )
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_temperature_matters(rng):
     """Low temperatures bring a soft read close to the best slot."""
     x = inputs(rng)
@@ -211,6 +218,7 @@ def test_the_callback_anneals_per_epoch(make, rng):
     assert seen.seen == [3.0, 3.0, 2.0, 2.0]
 
 
+@pytest.mark.slow("tensorflow")
 def test_the_callback_can_be_used_again(rng):
     callback = TemperatureAnnealing(lambda epoch: 3.0, per="epoch")
     for _ in range(2):
@@ -277,6 +285,7 @@ def test_the_callback_finds_cells_at_any_depth(rng):
     assert [float(array(c.temperature.value)) for c in cells] == [8.0] * 3
 
 
+@pytest.mark.slow("jax")
 def test_the_callback_says_what_is_wrong(rng):
     with pytest.raises(TypeError, match="schedule"):
         TemperatureAnnealing(0.5)
@@ -327,6 +336,7 @@ def test_the_noise_follows_a_schedule_of_its_own(rng, tmp_path):
         assert float(copy.temperature.numpy()) == 0.5
 
 
+@pytest.mark.slow("jax")
 def test_a_schedule_may_start_without_noise_and_end_so(rng):
     up_and_down = keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [0.0, 3.0, 0.0]
@@ -344,6 +354,7 @@ class Noises(Temperatures):
         self.seen.append(float(array(cell.noise_scale.value)))
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @each_form
 def test_the_callback_anneals_the_noise(make, rng):
     model = model_with(make(units=4, memory_slots=3, noise_scale=1.0))

@@ -85,6 +85,7 @@ def no_loop(monkeypatch):
         monkeypatch.setattr(layer, "_loop", loop)
 
 
+@pytest.mark.slow_after(3, "jax")
 def test_missing_states_start_from_the_initial_state(built, rng, no_loop):
     x = inputs(rng, time=1)
     names = built.cell.state_names
@@ -234,6 +235,7 @@ def test_integers_are_cast(built, rng, no_loop):
     np.testing.assert_array_equal(array(sequences)[0], x[:, 0])
 
 
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
 @pytest.mark.parametrize("make", BOTH.values(), ids=BOTH)
 def test_all_whole_numbers_are_cast_as_by_an_lstm(make, dtype, rng):
