@@ -186,7 +186,8 @@ class BackwardPass:
         }
 
     def step(self, carry, now):
-        cell, valid, sums = self.cell, now.get("valid"), {}
+        cell, valid = self.cell, now.get("valid")
+        sums: dict = {}
         d_h, d_memory = carry["d_h"], carry["d_memory"]
         kept = []
         if valid is not None:

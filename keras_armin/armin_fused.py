@@ -276,9 +276,9 @@ def _infer(cell, inputs, constants, last_only):
     carry, per_step, recurrent_step = _prepare_loop(
         cell, inputs, constants, training=False, record=False
     )
-    shown = ("c", "h_and_r", "gated")
-    if not (last_only or cell.zoneout):
-        shown = shown[1:]
+    shown = ["h_and_r", "gated"]
+    if last_only or cell.zoneout:
+        shown.append("c")
 
     def step(carry, now):
         record = recurrent_step(carry, now)
@@ -370,11 +370,11 @@ def _forward(cell, inputs, constants, training):
         cell, inputs, constants, training, record=True
     )
     gates_suffice = cell.backward_needs_gate_values_only
-    names = (*TAPE, *(GATE_VALUES if gates_suffice else PRE_ACTIVATIONS))
+    names = [*TAPE, *(GATE_VALUES if gates_suffice else PRE_ACTIVATIONS)]
     if cell.zoneout:
-        names = (*names, "c")
+        names.append("c")
     if cell.has_write_kernel and cell.write_activation is not LINEAR:
-        names = (*names, "value")
+        names.append("value")
 
     def step(carry, now):
         record = recurrent_step(carry, now)
