@@ -295,7 +295,7 @@ def _infer(cell, inputs, constants, last_only):
     if last_only:
         c, r = ops.zeros_like(carry["h"]), ops.zeros_like(carry["memory"][:, 0])
         both = ops.concatenate([c, r], axis=-1)
-        carry = {**carry, "c": c, "h_and_r": both, "gated": both}
+        carry = {**carry, "h_and_r": both, "gated": both, "c": c}
     last, outputs = backends.scan(step, carry, per_step)
     if last_only:
         outputs = {name: last.pop(name) for name in shown}
