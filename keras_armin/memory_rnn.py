@@ -1,5 +1,6 @@
 """The base class of all memory layers, for cells of class `MemoryCell`."""
 
+from collections.abc import Mapping
 from typing import Any
 from typing import Self
 
@@ -291,15 +292,20 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             for name, variable in zip(self.cell.state_names, self.states)
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, a dict as returned by `get_state()`."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, as returned by `get_state()`.
+
+        It may be any mapping, such as a file that `np.load` has opened after
+        `np.savez("state.npz", **layer.get_state())`.
+        """
         self._check_has_state("set_state")
         names = self.cell.state_names
-        if not isinstance(state, dict) or set(state) != set(names):
-            got = sorted(state) if isinstance(state, dict) else type(state)
+        is_mapping = isinstance(state, Mapping)
+        if not is_mapping or set(state) != set(names):
+            got = sorted(state) if is_mapping else type(state)
             raise ValueError(
-                f"Argument `state` of layer '{self.name}' must be a dict with "
-                f"the keys {list(names)}. Received: {got}"
+                f"Argument `state` of layer '{self.name}' must be a dict, or "
+                f"another mapping, with the keys {list(names)}. Received: {got}"
             )
         arrays = {name: ops.convert_to_numpy(state[name]) for name in names}
         for (name, array), variable in zip(arrays.items(), self.states):
