@@ -95,7 +95,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         # Before Keras converts or unpacks what is not a tensor.
         for sequences in args[:1] or [kwargs.get("sequences")]:
             self._check_kind(sequences)
-        _check_no_indices(kwargs.get("reset"))
+        validation.no_indices("reset", kwargs.get("reset"))
         return super().__call__(*args, **kwargs)
 
     def compute_output_spec(
@@ -455,15 +455,3 @@ def _batch_layout(batch_size, size):
     if distribution is None or batch_size % distribution.num_model_replicas:
         return None
     return distribution.get_data_layout((batch_size, size))
-
-
-def _check_no_indices(reset):
-    """Before Keras makes a tensor of it, whose values may not be known."""
-    if isinstance(reset, (list, tuple, np.ndarray)) and not np.all(
-        np.isin(reset, (0, 1))
-    ):
-        raise ValueError(
-            "Argument `reset` must be bool, True where a sample restarts. "
-            f"Received: {np.asarray(reset).tolist()}. To restart the first and "
-            "the third of four samples pass [True, False, True, False]."
-        )

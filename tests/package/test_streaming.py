@@ -291,8 +291,10 @@ def test_a_stream_says_what_it_takes(streamed):
 
     with pytest.raises(ValueError, match=r"inputs.*\(2, 4\)"):
         stream(x[:2, 0])
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(ValueError, match=r"samples.*bool.*\(3,\).*`reset\(\)`"):
         stream.reset([True, False])
+    with pytest.raises(ValueError, match=r"samples.*bool.*\[0, 2, 1\]"):
+        stream.reset([0, 2, 1])
     with pytest.raises(ValueError, match="batch_size"):
         keras_armin.StreamingModel(stream.step, 0)
 
@@ -308,12 +310,13 @@ folder, data = sys.argv[1:]
 arrays = np.load(data)
 served = tf.saved_model.load(folder)
 everybody = tf.ones(len(arrays["x"]), "bool")
+restart = served.signatures["reset"]
 sequence = tf.unstack(tf.constant(arrays["x"]), axis=1)
 for _ in range(2):
     steps = [served.serve(x).numpy() for x in sequence]
     np.testing.assert_allclose(
         np.stack(steps, axis=1), arrays["whole"], atol=1e-4)
-    served.reset(everybody)
+    restart(samples=everybody)
 """
 
 
