@@ -93,6 +93,7 @@ class StepModel(keras.Model):
     """
 
     def __call__(self, inputs: list, *args: Any, **kwargs: Any) -> Any:
+        self._check_inputs(inputs)
         # Keras does not accept a list of arrays and tensors, which inputs and
         # states usually are.
         inputs = [
@@ -119,6 +120,20 @@ class StepModel(keras.Model):
     def num_states(self) -> int:
         """Number of states among the inputs, and among the outputs."""
         return sum(len(x.state_sizes) for x in self._recurrent_steps)
+
+    def _check_inputs(self, inputs: Any) -> None:
+        is_list = isinstance(inputs, (list, tuple))
+        if is_list and len(inputs) == len(self.inputs):
+            return
+        num_inputs = len(self.inputs) - self.num_states
+        got = f"{len(inputs)} of them" if is_list else type(inputs).__name__
+        raise ValueError(
+            f"Argument `inputs` of '{self.name}' must be a list of "
+            f"{len(self.inputs)} tensors, {num_inputs} for the step and "
+            f"{self.num_states} states. Received: {got}. Pass `[x, "
+            "*step.initial_states(batch_size)]` at the first step, then the "
+            "states that the step before has returned."
+        )
 
     @property
     def num_outputs(self) -> int:

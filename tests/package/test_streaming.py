@@ -159,6 +159,20 @@ def test_names_tell_whose_state_an_input_is():
     assert step.num_states == 5 and step.num_outputs == 1
 
 
+def test_a_step_without_its_states_is_told_how_to_start(rng):
+    step = keras_armin.step_model(sequential(small_armin()))
+    x = inputs(rng)[:, 0]
+    for inputs_, got in (
+        (x, "ndarray"),
+        (keras.ops.convert_to_tensor(x), "Tensor|Array"),
+        ([x], "1 of them"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"6 tensors.*({got}).*step\.initial_states\("
+        ):
+            step(inputs_)
+
+
 def test_a_stateful_model_with_resets_becomes_a_step(rng):
     sequence = keras.Input(batch_shape=(BATCH, None, FEATURES))
     reset = keras.Input(batch_shape=(BATCH,), dtype="bool")
