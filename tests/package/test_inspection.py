@@ -145,7 +145,7 @@ def test_only_memory_layers_can_be_traced(rng):
 
 
 def test_a_model_is_told_how_to_trace_its_layer(rng):
-    x = keras.Input((None, FEATURES))
+    x = keras.Input((None, FEATURES), name="x")
     model = keras.Model({"x": x}, ARMIN(UNITS, SLOTS)(x))
 
     with pytest.raises(TypeError, match=r"`layer`.*\(model\.inputs, layer\.in"):
