@@ -81,6 +81,12 @@ class StepModel(keras.Model):
     memory. It is an ordinary Keras model without a loop, and can be exported
     as such.
 
+    Attributes:
+        output_names: Names of what a call returns, also in exported files: the
+            layer that an output of the model comes from, as in `"dense"`; for
+            the new value of state `"armin_h"`, an input, `"new_armin_h"`; and
+            for the slots read by layer `"armin"`, `"armin_read"`.
+
     Example:
 
     >>> model = keras.Sequential([
@@ -116,11 +122,6 @@ class StepModel(keras.Model):
             for state in layer.initial_states(batch_size)
         ]
 
-    @property
-    def num_states(self) -> int:
-        """Number of states among the inputs, and among the outputs."""
-        return sum(len(x.state_sizes) for x in self._recurrent_steps)
-
     def _check_inputs(self, inputs: Any) -> None:
         is_list = isinstance(inputs, (list, tuple))
         if is_list and len(inputs) == len(self.inputs):
@@ -134,6 +135,11 @@ class StepModel(keras.Model):
             "*step.initial_states(batch_size)]` at the first step, then the "
             "states that the step before has returned."
         )
+
+    @property
+    def num_states(self) -> int:
+        """Number of states among the inputs, and among the outputs."""
+        return sum(len(x.state_sizes) for x in self._recurrent_steps)
 
     @property
     def num_outputs(self) -> int:
@@ -186,11 +192,35 @@ def step_model(
     ]
     walk = _StepBuilder(reads, tuple(stepwise))
     outputs = walk.through(model, _with_time(model, steps))
-    return StepModel(
+    step = StepModel(
         [*steps, *walk.states],
         [*_without_time(model, outputs), *walk.new_states, *walk.reads],
         name=f"{model.name}_step",
     )
+    # Keras names them after operations, those that remove the time axis.
+    step.output_names = _output_names(model, step)
+    return step
+
+
+def _output_names(model: keras.Model, step: StepModel) -> list[str]:
+    outputs = keras.Model(model.inputs, model.outputs).output_names
+    states = [x.name for x in step.inputs[-step.num_states :]]
+    reads = [x.name for x in step._recurrent_steps if x.has_reads]
+    names: list[str] = []
+    # Formats such as ONNX have one namespace for inputs and outputs.
+    taken = {x.name for x in step.inputs}
+    for name in [
+        *outputs,
+        *(f"new_{name}" for name in states),
+        *(f"{name}_read" for name in reads),
+    ]:
+        unique, number = name, 0
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        names.append(unique)
+    return names
 
 
 def _with_time(model: keras.Model, steps: list) -> list:

@@ -145,9 +145,10 @@ def test_reads_are_those_of_the_trace(rng):
     assert len(np.unique(reads)) > 1
 
 
-def test_names_tell_whose_state_an_input_is():
+def test_names_tell_whose_state_an_input_or_output_is():
     step = keras_armin.step_model(
-        sequential(small_armin(name="reader", return_sequences=True))
+        sequential(small_armin(name="reader", return_sequences=True)),
+        reads=True,
     )
 
     names = [x.name for x in step.inputs[1:]]
@@ -157,6 +158,19 @@ def test_names_tell_whose_state_an_input_is():
         for x in ("output", "h", "memory", "pointer", "write_order")
     ]
     assert step.num_states == 5 and step.num_outputs == 1
+    assert step.output_names == [
+        "reader",
+        *(f"new_{name}" for name in names),
+        "reader_read",
+    ]
+
+
+def test_names_of_outputs_are_unique():
+    x = keras.Input((None, FEATURES), name="x")
+    y = small_armin(name="y", return_sequences=True)(x)
+    step = keras_armin.step_model(keras.Model(x, [x, y, y]))
+
+    assert step.output_names[:3] == ["x_1", "y", "y_1"]
 
 
 def test_a_step_without_its_states_is_told_how_to_start(rng):
