@@ -165,7 +165,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
     ) -> LoopResult:
         self._check_sequences(sequences)
         mask = self._resolve_mask(sequences, mask)
-        reset = self._resolve_reset(sequences, reset)
+        reset = self._resolve_flags("reset", reset, sequences)
         if self.stateful:
             sequences = self._check_batch_size(sequences)
         start = self._initial_state_for(sequences, initial_state)
@@ -254,19 +254,14 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         if mask is None:
             # Keras sets `mask` only for a layer called on a single tensor.
             mask = keras_private.attached_mask(sequences)
-        if mask is None:
-            return None
-        mask = ops.cast(mask, "bool")
-        self._check_flags("mask", mask, sequences)
-        return mask
+        return self._resolve_flags("mask", mask, sequences)
 
-    def _resolve_reset(self, sequences, reset):
-        """True at samples, or steps, that restart from the initial state."""
-        if reset is None:
+    def _resolve_flags(self, name, value, sequences):
+        if value is None:
             return None
-        reset = ops.cast(reset, "bool")
-        self._check_flags("reset", reset, sequences)
-        return reset
+        value = ops.cast(value, "bool")
+        self._check_flags(name, value, sequences)
+        return value
 
     def get_initial_state(self, batch_size: Any) -> list:
         return list(self.cell.get_initial_state(batch_size=batch_size))
