@@ -11,7 +11,7 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from keras_armin.step_model import RecurrentStep
+from keras_armin.recurrent_step import RecurrentStep
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import FEATURES
