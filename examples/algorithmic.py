@@ -219,8 +219,8 @@ def with_argmax_reads(model, task, arguments):
     if arguments.addressing != "soft":
         return model
     # Soft reads have no noise, and so no weight for its scale.
-    discrete = {**vars(arguments), "addressing": "hard", "noise_scale": 0.0}
-    copy = build_model(task, argparse.Namespace(**discrete))
+    options = {**vars(arguments), "addressing": "hard", "noise_scale": 0.0}
+    copy = build_model(task, argparse.Namespace(**options))
     copy.set_weights(model.get_weights())
     return copy
 

@@ -19,7 +19,6 @@ rate; a run that `--minutes` ends earlier skips it. Results are in
 examples/RESULTS.md.
 """
 
-import argparse
 import math
 import pathlib
 import statistics
@@ -143,32 +142,29 @@ def build_model(arguments, symbols, batch_size, updates):
             x = keras.layers.Dense(
                 arguments.embedding, name=f"inputs_{number}"
             )(x)
-        x = _recurrent_layer(arguments, number)(x, reset=reset)
+        x = networks.build(
+            arguments,
+            # Layers with the same seed would have the same noise.
+            seed=arguments.seed + 1000 * number,
+            stateful=True,
+            return_sequences=True,
+            name=f"layer_{number}",
+        )(x, reset=reset)
     logits = keras.layers.Dense(symbols, name="logits")(x)
     model = keras.Model({"ids": ids, "reset": reset}, logits)
     learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay(
         [updates - updates // 10],
         [arguments.learning_rate, 0.1 * arguments.learning_rate],
     )
+    clip = CLIP / arguments.steps
     model.compile(
         keras.optimizers.Adam(
-            learning_rate,
-            epsilon=1e-8,
-            global_clipnorm=CLIP / arguments.steps,
+            learning_rate, epsilon=1e-8, global_clipnorm=clip
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         weighted_metrics=[networks.BitsPerCharacter()],
     )
     return model
-
-
-def _recurrent_layer(arguments, number):
-    # Layers with the same seed would have the same noise.
-    options = argparse.Namespace(**vars(arguments))
-    options.seed += 1000 * number
-    return networks.build(
-        options, stateful=True, return_sequences=True, name=f"layer_{number}"
-    )
 
 
 def train(run, model, corpus, arguments, sections, updates):

@@ -125,7 +125,8 @@ class ARMIN(MemoryLayer):
         Nothing bounds the state of the paper's cell: do not carry it for long.
         A wrong batch size raises a `ValueError`; inside a TensorFlow graph it
         is an `InvalidArgumentError` that names the check
-        `stateful_layer_needs_a_batch_size_of_N` and both shapes.
+        `stateful_layer_needs_a_batch_size_of_N` and both shapes, or in `fit`
+        the loss, if that is first to notice.
 
         Limitations of the backends. float64 on JAX needs `JAX_ENABLE_X64=1`.
         On JAX an error inside `fit`, `evaluate` or `predict` leaves any Keras

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from keras_armin import keras_private
+from keras_armin.step_model import StepModel
 
 ENDINGS = {
     "tf_saved_model": "",
@@ -104,6 +105,13 @@ def export(
         one sample at a time: once it was wrong after a change of the batch
         size, which could not be reproduced.)
 
+        The states of a step model leave in the order in which they enter, and
+        its outputs have the names `step.output_names`: state `armin_h` leaves
+        as `new_armin_h`, to enter as `armin_h` at the next step. In a
+        SavedModel, `serve` takes and returns lists, and the signature
+        `serving_default` works by name; LiteRT works by name alone; `.pt2`
+        files have no names, so there the order counts.
+
         `keras.layers.RNN(ARMINCell(...))` on PyTorch needs fixed sizes in
         `input_signature`, since the loop of Keras fixes them. `ARMIN` does
         not.
@@ -128,7 +136,6 @@ def export(
 
         `examples/RESULTS.md` has sizes, times and reduced precision.
     """
-    backend = keras.backend.backend()
     filepath = str(filepath)
     if format is None:
         format = _format_of(filepath)
@@ -139,17 +146,84 @@ def export(
     kwargs.setdefault("verbose", False)
     if format == "openvino":
         return _export_openvino(model, filepath, input_signature, kwargs)
-    if format == "onnx" and backend == "torch":
-        return _export_onnx_from_torch(model, filepath, input_signature, kwargs)
+    write = _write_step if isinstance(model, StepModel) else _write
+    _explain_errors(
+        lambda: write(model, filepath, format, input_signature, kwargs)
+    )
+
+
+def _write(
+    model: keras.Model,
+    filepath: str,
+    format: str,
+    signature: list,
+    kwargs: dict,
+) -> None:
+    if format == "onnx" and keras.backend.backend() == "torch":
+        return _export_onnx_from_torch(model, filepath, signature, kwargs)
     if format == "torch":
-        kwargs.setdefault("dynamic_shapes", _dynamic_shapes(input_signature))
+        kwargs.setdefault("dynamic_shapes", _dynamic_shapes(signature))
     if format == "litert":
         kwargs.setdefault("target_spec", _builtin_ops_only())
-    return _explain_errors(
-        lambda: model.export(
-            filepath, format=format, input_signature=input_signature, **kwargs
+    model.export(filepath, format=format, input_signature=signature, **kwargs)
+
+
+def _write_step(
+    step: StepModel, filepath: str, format: str, signature: list, kwargs: dict
+) -> None:
+    """Name the outputs, which Keras would number."""
+    if format == "tf_saved_model":
+        return _export_saved_step(step, filepath, signature, **kwargs)
+    if format == "litert":  # whose runner returns a dict in any case
+        return _write(_named(step), filepath, format, signature, kwargs)
+    _write(step, filepath, format, signature, kwargs)
+    if format == "onnx":
+        _name_onnx_outputs(filepath, step.output_names)
+
+
+def _named(step: StepModel) -> keras.Model:
+    """The same model, which returns a dict."""
+    return keras.Model(step.inputs, dict(zip(step.output_names, step.outputs)))
+
+
+def _export_saved_step(
+    step: StepModel,
+    filepath: str,
+    signature: list,
+    verbose: bool,
+    **kwargs: Any,
+) -> None:
+    named = _named(step).__call__
+    archive = keras.export.ExportArchive()
+    archive.track(step)
+    archive.add_endpoint("serve", step.__call__, signature, **kwargs)
+    archive.add_endpoint("serving_default", named, signature, **kwargs)
+    archive.write_out(filepath, verbose=verbose)
+
+
+def _name_onnx_outputs(file: str, names: list[str]) -> None:
+    """Whatever the converter, and whatever it calls other values."""
+    import onnx
+
+    model = onnx.load(file)
+    _rename_values(model.graph, {name: f"{name}_inside" for name in names})
+    for output, name in zip(model.graph.output, names):
+        # Not renamed: a value may be two outputs, or an input too.
+        model.graph.node.add(
+            op_type="Identity", input=[output.name], output=[name]
         )
-    )
+        output.name = name
+    onnx.save(model, file)
+
+
+def _rename_values(graph: Any, names: dict[str, str]) -> None:
+    for x in (*graph.output, *graph.initializer, *graph.value_info):
+        x.name = names.get(x.name, x.name)
+    for node in graph.node:
+        node.input[:] = [names.get(x, x) for x in node.input]
+        node.output[:] = [names.get(x, x) for x in node.output]
+        for attribute in node.attribute:
+            _rename_values(attribute.g, names)
 
 
 def _format_of(filepath: str) -> str:
@@ -292,14 +366,12 @@ def _export_onnx_from_torch(
     kwargs.setdefault("opset_version", None)
     kwargs.setdefault("dynamic_shapes", _dynamic_shapes(signature))
     model.eval()  # required by torch; the layers run inference anyway
-    program = _explain_errors(
-        lambda: torch.onnx.export(
-            model,
-            tuple(keras.tree.map_structure(example, signature)),
-            input_names=[x.name or f"input_{i}" for i, x in enumerate(specs)],
-            dynamo=True,
-            **kwargs,
-        )
+    program = torch.onnx.export(
+        model,
+        tuple(keras.tree.map_structure(example, signature)),
+        input_names=[x.name or f"input_{i}" for i, x in enumerate(specs)],
+        dynamo=True,
+        **kwargs,
     )
     program.save(filepath)
 
@@ -366,9 +438,9 @@ _EXPLANATIONS = {
 }
 
 
-def _explain_errors(write: Callable[[], Any]) -> Any:
+def _explain_errors(write: Callable[[], Any]) -> None:
     try:
-        return write()
+        write()
     except Exception as error:
         for sign, meaning in _EXPLANATIONS.items():
             if sign in str(error):

@@ -1,8 +1,10 @@
 """Text generation: token ids sampled one after the other from a model."""
 
+import random
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -21,7 +23,7 @@ def generate(
     length: int,
     temperature: float = 1.0,
     top_k: int | None = None,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = 0,
 ) -> list[int] | list[list[int]]:
     """Continue a prompt with tokens sampled from a language model.
 
@@ -43,7 +45,9 @@ def generate(
             `None`, all of them.
         seed: int, the same for every prompt, or one for each prompt of a
             batch. A prompt is continued in the same way alone and in any batch
-            (up to rounding). Defaults to `0`.
+            (up to rounding). `None` draws a new seed for each prompt, in each
+            call; `keras.utils.set_random_seed` makes them reproducible.
+            Defaults to `0`.
 
     Returns:
         List of `length` token ids, the prompt not included; for a batch of
@@ -62,6 +66,16 @@ def generate(
     [5, 5]
     """
     return Generator(model)(prompt, length, temperature, top_k, seed)
+
+
+class _Request(NamedTuple):
+    """Checked arguments of a call."""
+
+    prompts: list[np.ndarray]
+    is_batch: bool
+    length: int
+    options: tuple  # temperature and top_k, as tensors
+    seeds: list[int]  # one for all prompts, or one for each
 
 
 class Generator:
@@ -112,29 +126,11 @@ class Generator:
         length: int,
         temperature: float = 1.0,
         top_k: int | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = 0,
     ) -> list[int] | list[list[int]]:
-        prompts, is_batch = self._check_prompt(prompt)
-        length = validation.count("length", length)
-        options = self._check_options(temperature, top_k)
-        seeds = _check_seed(seed, len(prompts), is_batch)
-        if length == 0:
-            nothing: list[list[int]] = [[] for _ in prompts]
-            return nothing if is_batch else nothing[0]
-        shape = (_rounded_up(length), len(seeds), self.vocabulary_size)
-        noise = np.zeros(shape, "float32")
-        for column, rng in enumerate(map(np.random.default_rng, seeds)):
-            noise[:length, column] = sampling.gumbel_noise(
-                rng, length, self.vocabulary_size
-            )
-        written = self._write(
-            ops.convert_to_tensor(length, "int32"),
-            ops.convert_to_tensor(noise),
-            *options,
-            *self._after_all_but_last(prompts),
-        )
-        found = ops.convert_to_numpy(written)[:length].T.tolist()
-        return found if is_batch else found[0]
+        request = self._check(prompt, length, temperature, top_k, seed)
+        found = self._generate(request)
+        return found if request.is_batch else found[0]
 
     def stream(
         self,
@@ -142,7 +138,7 @@ class Generator:
         length: int,
         temperature: float = 1.0,
         top_k: int | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = 0,
     ) -> Iterator[int] | Iterator[list[int]]:
         """Yield the tokens of a call with these arguments one by one.
 
@@ -154,23 +150,38 @@ class Generator:
             Iterator over `length` token ids; for a batch of prompts, over
             lists with the next token id of each.
         """
-        prompts, is_batch = self._check_prompt(prompt)
-        length = validation.count("length", length)
-        options = self._check_options(temperature, top_k)
-        seeds = _check_seed(seed, len(prompts), is_batch)
+        request = self._check(prompt, length, temperature, top_k, seed)
         # A function of its own: arguments are checked before the first token.
-        tokens = self._stream(prompts, length, options, seeds)
-        return tokens if is_batch else (ids[0] for ids in tokens)
+        tokens = self._stream(request)
+        return tokens if request.is_batch else (ids[0] for ids in tokens)
 
-    def _stream(self, prompts, length, options, seeds):
-        rngs = [np.random.default_rng(seed) for seed in seeds]
-        ids, *states = self._after_all_but_last(prompts)
-        for _ in range(length):
+    def _generate(self, request):
+        length = request.length
+        if length == 0:
+            return [[] for _ in request.prompts]
+        shape = (_rounded_up(length), len(request.seeds), self.vocabulary_size)
+        noise = np.zeros(shape, "float32")
+        for column, rng in enumerate(map(np.random.default_rng, request.seeds)):
+            noise[:length, column] = sampling.gumbel_noise(
+                rng, length, self.vocabulary_size
+            )
+        written = self._write(
+            ops.convert_to_tensor(length, "int32"),
+            ops.convert_to_tensor(noise),
+            *request.options,
+            *self._after_all_but_last(request.prompts),
+        )
+        return ops.convert_to_numpy(written)[:length].T.tolist()
+
+    def _stream(self, request):
+        rngs = [np.random.default_rng(seed) for seed in request.seeds]
+        ids, *states = self._after_all_but_last(request.prompts)
+        for _ in range(request.length):
             noise = np.stack(
                 [sampling.gumbel_noise(r, self.vocabulary_size) for r in rngs]
             )
             ids, *states = self._write_one(
-                ops.convert_to_tensor(noise), *options, ids, *states
+                ops.convert_to_tensor(noise), *request.options, ids, *states
             )
             yield ops.convert_to_numpy(ids).tolist()
 
@@ -234,6 +245,16 @@ class Generator:
         ids = sampling.sample(ops, logits, noise, temperature, top_k)
         return ops.cast(ids, "int32"), *states
 
+    def _check(self, prompt, length, temperature, top_k, seed):
+        prompts, is_batch = self._check_prompt(prompt)
+        return _Request(
+            prompts,
+            is_batch,
+            validation.count("length", length),
+            self._check_options(temperature, top_k),
+            _check_seed(seed, len(prompts), is_batch),
+        )
+
     def _check_options(self, temperature, top_k):
         temperature = validation.not_negative("temperature", temperature)
         top_k = validation.size_or_default("top_k", top_k, self.vocabulary_size)
@@ -275,12 +296,15 @@ class Generator:
 
 def _check_seed(seed, size, is_batch):
     """A list of seeds: of one for all, or of one for each prompt."""
+    if seed is None:
+        # Like Keras, from the generator that `set_random_seed` seeds.
+        return [random.getrandbits(32) for _ in range(size)]
     if not is_batch or np.ndim(seed) == 0:
         return [validation.count("seed", seed)]
     if len(seed) != size:
         raise ValueError(
-            "Argument `seed` must be an integer, or one integer for each of "
-            f"the {size} prompts. Received: {len(seed)} of them"
+            "Argument `seed` must be an integer, one integer for each of the "
+            f"{size} prompts, or None. Received: {len(seed)} of them"
         )
     return [validation.count("seed", one) for one in seed]
 

@@ -72,11 +72,11 @@ def trace_memory(
     >>> trace.write_slots[0, :4].tolist()
     [0, 1, 2, 3]
     """
+    memory_layer = _as_memory_layer(layer)
     if isinstance(sequences, (list, tuple)) and len(sequences) == 2:
         sequences, attached = sequences
         mask = attached if mask is None else mask
     sequences = _as_tensor(sequences)
-    memory_layer = _as_memory_layer(layer)
     if not layer.built:
         layer.build(tuple(sequences.shape))
     result = memory_layer._run_loop(
@@ -105,9 +105,15 @@ def _as_memory_layer(layer: Any) -> MemoryRNN:
         layer.cell, MemoryCell
     ):
         return _wrap(layer)
+    advice = ""
+    if isinstance(layer, keras.Model):
+        advice = (
+            ". For a layer of this model, use `trace_memory(layer, "
+            "keras.Model(model.inputs, layer.input)(inputs))`."
+        )
     raise TypeError(
         "Argument `layer` must be an `ARMIN` layer or a `keras.layers.RNN` "
-        f"around an `ARMINCell`. Received: {layer}"
+        f"around an `ARMINCell`. Received: {layer}{advice}"
     )
 
 

@@ -1,5 +1,6 @@
 """The base class of all memory layers, for cells of class `MemoryCell`."""
 
+from collections.abc import Mapping
 from typing import Any
 from typing import Self
 
@@ -94,7 +95,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         # Before Keras converts or unpacks what is not a tensor.
         for sequences in args[:1] or [kwargs.get("sequences")]:
             self._check_kind(sequences)
-        _check_no_indices(kwargs.get("reset"))
+        validation.no_indices("reset", kwargs.get("reset"))
         return super().__call__(*args, **kwargs)
 
     def compute_output_spec(
@@ -164,7 +165,7 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
     ) -> LoopResult:
         self._check_sequences(sequences)
         mask = self._resolve_mask(sequences, mask)
-        reset = self._resolve_reset(sequences, reset)
+        reset = self._resolve_flags("reset", reset, sequences)
         if self.stateful:
             sequences = self._check_batch_size(sequences)
         start = self._initial_state_for(sequences, initial_state)
@@ -253,19 +254,14 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
         if mask is None:
             # Keras sets `mask` only for a layer called on a single tensor.
             mask = keras_private.attached_mask(sequences)
-        if mask is None:
-            return None
-        mask = ops.cast(mask, "bool")
-        self._check_flags("mask", mask, sequences)
-        return mask
+        return self._resolve_flags("mask", mask, sequences)
 
-    def _resolve_reset(self, sequences, reset):
-        """True at samples, or steps, that restart from the initial state."""
-        if reset is None:
+    def _resolve_flags(self, name, value, sequences):
+        if value is None:
             return None
-        reset = ops.cast(reset, "bool")
-        self._check_flags("reset", reset, sequences)
-        return reset
+        value = ops.cast(value, "bool")
+        self._check_flags(name, value, sequences)
+        return value
 
     def get_initial_state(self, batch_size: Any) -> list:
         return list(self.cell.get_initial_state(batch_size=batch_size))
@@ -291,15 +287,20 @@ class MemoryRNN(backends.TrainingModeMixin, keras.layers.RNN):
             for name, variable in zip(self.cell.state_names, self.states)
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, a dict as returned by `get_state()`."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`, as returned by `get_state()`.
+
+        It may be any mapping, such as a file that `np.load` has opened after
+        `np.savez("state.npz", **layer.get_state())`.
+        """
         self._check_has_state("set_state")
         names = self.cell.state_names
-        if not isinstance(state, dict) or set(state) != set(names):
-            got = sorted(state) if isinstance(state, dict) else type(state)
+        is_mapping = isinstance(state, Mapping)
+        if not is_mapping or set(state) != set(names):
+            got = sorted(state) if is_mapping else type(state)
             raise ValueError(
-                f"Argument `state` of layer '{self.name}' must be a dict with "
-                f"the keys {list(names)}. Received: {got}"
+                f"Argument `state` of layer '{self.name}' must be a dict, or "
+                f"another mapping, with the keys {list(names)}. Received: {got}"
             )
         arrays = {name: ops.convert_to_numpy(state[name]) for name in names}
         for (name, array), variable in zip(arrays.items(), self.states):
@@ -449,15 +450,3 @@ def _batch_layout(batch_size, size):
     if distribution is None or batch_size % distribution.num_model_replicas:
         return None
     return distribution.get_data_layout((batch_size, size))
-
-
-def _check_no_indices(reset):
-    """Before Keras makes a tensor of it, whose values may not be known."""
-    if isinstance(reset, (list, tuple, np.ndarray)) and not np.all(
-        np.isin(reset, (0, 1))
-    ):
-        raise ValueError(
-            "Argument `reset` must be bool, True where a sample restarts. "
-            f"Received: {np.asarray(reset).tolist()}. To restart the first and "
-            "the third of four samples pass [True, False, True, False]."
-        )

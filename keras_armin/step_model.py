@@ -6,13 +6,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_armin import backends
 from keras_armin import validation
-from keras_armin.inspection import wrap_cell
 from keras_armin.keras_private import all_layers
 from keras_armin.keras_private import run_through_graph
-from keras_armin.memory_cell import MemoryCell
-from keras_armin.reference_loop import LoopResult
+from keras_armin.recurrent_step import RecurrentStep
 from keras_armin.types import Tensor
 
 # Layers that process the steps of a sequence independently.
@@ -81,6 +78,12 @@ class StepModel(keras.Model):
     memory. It is an ordinary Keras model without a loop, and can be exported
     as such.
 
+    Attributes:
+        output_names: Names of what a call returns, also in exported files: the
+            layer that an output of the model comes from, as in `"dense"`; for
+            the new value of state `"armin_h"`, an input, `"new_armin_h"`; and
+            for the slots read by layer `"armin"`, `"armin_read"`.
+
     Example:
 
     >>> model = keras.Sequential([
@@ -93,6 +96,7 @@ class StepModel(keras.Model):
     """
 
     def __call__(self, inputs: list, *args: Any, **kwargs: Any) -> Any:
+        self._check_inputs(inputs)
         # Keras does not accept a list of arrays and tensors, which inputs and
         # states usually are.
         inputs = [
@@ -115,6 +119,20 @@ class StepModel(keras.Model):
             for state in layer.initial_states(batch_size)
         ]
 
+    def _check_inputs(self, inputs: Any) -> None:
+        is_list = isinstance(inputs, (list, tuple))
+        if is_list and len(inputs) == len(self.inputs):
+            return
+        num_inputs = len(self.inputs) - self.num_states
+        got = f"{len(inputs)} of them" if is_list else type(inputs).__name__
+        raise ValueError(
+            f"Argument `inputs` of '{self.name}' must be a list of "
+            f"{len(self.inputs)} tensors, {num_inputs} for the step and "
+            f"{self.num_states} states. Received: {got}. Pass `[x, "
+            "*step.initial_states(batch_size)]` at the first step, then the "
+            "states that the step before has returned."
+        )
+
     @property
     def num_states(self) -> int:
         """Number of states among the inputs, and among the outputs."""
@@ -127,7 +145,7 @@ class StepModel(keras.Model):
         return len(self.outputs) - self.num_states - reads
 
     @property
-    def _recurrent_steps(self) -> list["RecurrentStep"]:
+    def _recurrent_steps(self) -> list[RecurrentStep]:
         return [x for x in self.layers if isinstance(x, RecurrentStep)]
 
 
@@ -171,11 +189,35 @@ def step_model(
     ]
     walk = _StepBuilder(reads, tuple(stepwise))
     outputs = walk.through(model, _with_time(model, steps))
-    return StepModel(
+    step = StepModel(
         [*steps, *walk.states],
         [*_without_time(model, outputs), *walk.new_states, *walk.reads],
         name=f"{model.name}_step",
     )
+    # Keras names them after operations, those that remove the time axis.
+    step.output_names = _output_names(model, step)
+    return step
+
+
+def _output_names(model: keras.Model, step: StepModel) -> list[str]:
+    outputs = keras.Model(model.inputs, model.outputs).output_names
+    states = [x.name for x in step.inputs[-step.num_states :]]
+    reads = [x.name for x in step._recurrent_steps if x.has_reads]
+    names: list[str] = []
+    # Formats such as ONNX have one namespace for inputs and outputs.
+    taken = {x.name for x in step.inputs}
+    for name in [
+        *outputs,
+        *(f"new_{name}" for name in states),
+        *(f"{name}_read" for name in reads),
+    ]:
+        unique, number = name, 0
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        names.append(unique)
+    return names
 
 
 def _with_time(model: keras.Model, steps: list) -> list:
@@ -281,106 +323,6 @@ class _StepBuilder:
             "A step model needs layers that process steps independently. Layer "
             f"'{layer.name}' of class {kind} is not known to: {advice}."
         )
-
-
-class RecurrentStep(keras.layers.Layer):
-    """One step of a recurrent layer, with the cell of that layer.
-
-    Args:
-        rnn: A `keras.layers.RNN` or a subclass.
-        reads: bool. Also return the slot that was read, if there is a memory.
-
-    Call arguments:
-        sequences: Tensor of shape `(batch, 1, features)`.
-        states: List of the layer's states.
-        mask: Bool tensor of shape `(batch, 1)`.
-
-    Returns:
-        The output, with a time axis if the layer returns sequences; the list
-        of new states; the list of slots that were read, which may be empty.
-    """
-
-    def __init__(
-        self, rnn: keras.layers.RNN, reads: bool = False, **kwargs: Any
-    ) -> None:
-        kwargs = {"name": rnn.name, "dtype": rnn.dtype_policy, **kwargs}
-        super().__init__(**kwargs)
-        if rnn.go_backwards:
-            raise ValueError(
-                f"Layer '{rnn.name}' has `go_backwards=True`: it starts from "
-                "the end, which a stream does not have."
-            )
-        self.supports_masking = True
-        self.has_memory = isinstance(rnn.cell, MemoryCell)
-        slots = rnn.cell.memory_slots if self.has_memory else 0
-        self.has_reads = reads and slots > 0
-        flags = {
-            "return_sequences": rnn.return_sequences,
-            "zero_output_for_mask": rnn.zero_output_for_mask,
-            "unroll": True,  # no loop around a single step
-        }
-        # Not the layer itself, which may be stateful.
-        if self.has_memory:
-            self.rnn = wrap_cell(rnn.cell, **flags)
-        else:
-            self.rnn = keras.layers.RNN(
-                rnn.cell, return_state=True, dtype=rnn.dtype_policy, **flags
-            )
-        # The cell is built. Keras on JAX would try to build them in every call
-        # of `predict_on_batch`.
-        self.rnn.built = self.built = True
-
-    @property
-    def state_names(self) -> list[str]:
-        if self.has_memory:
-            names = self.rnn.cell.state_names
-        else:
-            names = [f"state_{i}" for i in range(len(self.state_sizes))]
-        return [f"{self.name}_{name}" for name in names]
-
-    @property
-    def state_sizes(self) -> list[int]:
-        return keras.tree.flatten(self.rnn.state_size)
-
-    def initial_states(self, batch_size: Any) -> list:
-        states = self.rnn.get_initial_state(batch_size)
-        return [
-            ops.cast(state, self.compute_dtype)
-            for state in keras.tree.flatten(states)
-        ]
-
-    def call(
-        self, sequences: Tensor, states: list, mask: Tensor = None
-    ) -> tuple:
-        if not self.has_memory:
-            states = keras.tree.pack_sequence_as(self.rnn.state_size, states)
-            output, *states = self.rnn(
-                sequences, initial_state=states, mask=mask
-            )
-            return output, keras.tree.flatten(states), []
-        result = self.rnn._run_loop(
-            sequences,
-            states,
-            mask,
-            training=False,
-            reset=None,
-            trace=self.has_reads,
-        )
-        output = self.rnn._format_outputs(result)
-        return output, result.states, [_slot(result)] if self.has_reads else []
-
-    def compute_mask(self, sequences: Tensor, mask: Tensor) -> tuple:
-        masks = self.rnn.compute_mask(sequences, mask)
-        output = masks[0] if isinstance(masks, list) else masks
-        states = [None] * len(self.state_sizes)
-        return output, states, [None] if self.has_reads else []
-
-
-def _slot(result: LoopResult) -> Tensor:
-    weights = result.read_weights[0]  # of the single step
-    return ops.where(
-        ops.any(weights > 0, axis=-1), backends.argmax_slot(weights), -1
-    )
 
 
 def _is_functional(layer: Any) -> bool:

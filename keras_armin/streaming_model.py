@@ -86,13 +86,15 @@ class StreamingModel(keras.Model):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def reset(self, samples: Any = None) -> None:
-        """Restart all streams, or those marked in `samples`."""
+        """Restart streams from the initial state.
+
+        Args:
+            samples: Bool tensor of shape `(batch_size,)`, true for the streams
+                to restart. Defaults to `None`, all of them.
+        """
         if samples is None:
             samples = [True] * self.batch_size
-        samples = ops.cast(samples, "bool")
-        validation.shape(
-            "samples", samples.shape, (self.batch_size,), self.name, "(batch,)"
-        )
+        samples = self._check_samples(samples)
         initial_states = self.step.initial_tensors(self.batch_size)
         for variable, initial in zip(self.states, initial_states):
             variable.assign(
@@ -108,8 +110,11 @@ class StreamingModel(keras.Model):
     ) -> None:
         """Export a SavedModel with the signatures `serve` and `reset`.
 
-        `serve` takes the inputs of a step, `reset` a bool tensor of shape
-        `(batch_size,)`. The exported model starts in the current state.
+        `serve` takes the inputs of a step. `reset` takes `samples`, a bool
+        tensor of shape `(batch_size,)` that is true for the streams to
+        restart, and returns it. It has no default: to restart all streams
+        call `reset(tf.ones(batch_size, "bool"))`. The exported model starts in
+        the current state.
         """
         backend = keras.backend.backend()
         if format != "tf_saved_model" or backend == "torch":
@@ -136,9 +141,23 @@ class StreamingModel(keras.Model):
         # The model is called on a single structure, a list of several inputs.
         inputs = specs if len(specs) == 1 else [specs]
         archive.add_endpoint("serve", self.__call__, inputs, **kwargs)
-        samples = keras.InputSpec(shape=(self.batch_size,), dtype="bool")
+        samples = keras.InputSpec(
+            shape=(self.batch_size,), dtype="bool", name="samples"
+        )
         archive.add_endpoint("reset", reset, [samples], **kwargs)
         archive.write_out(str(filepath), verbose=verbose)
+
+    def _check_samples(self, samples: Any) -> Tensor:
+        validation.no_indices("samples", samples)
+        samples = ops.cast(samples, "bool")
+        if tuple(samples.shape) != (self.batch_size,):
+            raise ValueError(
+                f"Argument `samples` of '{self.name}' must be a bool tensor of "
+                f"shape (batch_size,) = ({self.batch_size},), true for the "
+                "streams to restart; `reset()` restarts all. Received: shape "
+                f"{tuple(samples.shape)}"
+            )
+        return samples
 
     def _check_batch(self, inputs: list) -> None:
         expected = self.step.inputs[: self._first_state]

@@ -161,6 +161,21 @@ def single_tensor(name: str, value: Any, layer_name: str) -> None:
         )
 
 
+def no_indices(name: str, value: Any) -> None:
+    """Raise for indices of samples where bools are expected.
+
+    Call it before they become a tensor, whose values may not be known.
+    """
+    if isinstance(value, (list, tuple, np.ndarray)) and not np.all(
+        np.isin(value, (0, 1))
+    ):
+        raise ValueError(
+            f"Argument `{name}` must be bool, True where a sample restarts. "
+            f"Received: {np.asarray(value).tolist()}. To restart the first and "
+            "the third of four samples pass [True, False, True, False]."
+        )
+
+
 def shape(
     name: str, got: Shape, expected: Shape, layer_name: str, meaning: str
 ) -> None:

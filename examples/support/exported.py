@@ -92,7 +92,7 @@ def load(folder):
         raise ExportError(f"{path} is missing")
     read = _read_onnx if path.suffix == ".onnx" else _read_saved_model
     try:
-        model._call = read(path)
+        model._call = read(path, description.get("outputs"))
     except ImportError as error:
         raise ExportError(
             f'{error}. Install it with `pip install ".[serve]"`, or for a '
@@ -125,7 +125,7 @@ def _read_description(folder):
     return description
 
 
-def _read_onnx(path):
+def _read_onnx(path, outputs):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -138,11 +138,11 @@ def _read_onnx(path):
     # Converters may leave out a state that the step does not use.
     names = {x.name for x in session.get_inputs()}
     return lambda inputs: session.run(
-        None, {name: x for name, x in inputs.items() if name in names}
+        outputs, {name: x for name, x in inputs.items() if name in names}
     )
 
 
-def _read_saved_model(path):
+def _read_saved_model(path, outputs):
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))
@@ -150,7 +150,9 @@ def _read_saved_model(path):
 
     def call(inputs):
         found = serve(**{name: tf.constant(x) for name, x in inputs.items()})
-        return [found[f"output_{i}"].numpy() for i in range(len(found))]
+        # Earlier exports have numbers in the place of names.
+        names = outputs or [f"output_{i}" for i in range(len(found))]
+        return [found[name].numpy() for name in names]
 
     call.loaded = loaded  # its functions live only as long as it does
     return call

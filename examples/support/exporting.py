@@ -113,6 +113,7 @@ def _describe(step, vocabulary, format):
         "vocabulary": list(vocabulary),
         "input": names[0],
         "states": states,
+        "outputs": step.output_names,
         "memories": memories,
     }
 

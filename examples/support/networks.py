@@ -141,18 +141,22 @@ def add_options(parser):
 
 
 def build(options, **layer_arguments):
-    """The layer that `--model` and the other options describe."""
+    """The layer that `--model` and the other options describe.
+
+    `layer_arguments` are further arguments, or override options.
+    """
     layer, names = NETWORKS[options.model]
+    found = {}
     for name in names:
         argument, _, option = name.partition("=")
-        layer_arguments[argument] = getattr(options, option or argument)
-    if "temperature" in layer_arguments and options.annealing:
-        layer_arguments["temperature"] = annealed(
+        found[argument] = getattr(options, option or argument)
+    if "temperature" in found and options.annealing:
+        found["temperature"] = annealed(
             options.temperature, options.final_temperature, options.annealing
         )
     if options.model in _WITH_CELLS:
-        layer_arguments.update(CELLS[options.cell])
-    return layer(**layer_arguments)
+        found.update(CELLS[options.cell])
+    return layer(**{**found, **layer_arguments})
 
 
 def is_released(options):

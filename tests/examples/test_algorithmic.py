@@ -183,6 +183,8 @@ def test_a_network_is_trained_by_its_name(tmp_path):
     result = algorithmic.main(
         [
             *("--model", "sab", "--units", "6", "--slots", "4"),
+            # An option of other networks, which is ignored.
+            *("--addressing", "soft"),
             *("--sizes", "length=1:2", "--bands", "1"),
             *("--updates", "2", "--epoch-updates", "1"),
             *("--output", f"{tmp_path}"),

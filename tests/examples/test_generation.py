@@ -96,6 +96,20 @@ def test_a_saved_model_does_what_keras_does_or_is_refused(tmp_path):
         assert description["format"] == "tf_saved_model"
 
 
+@pytest.mark.slow("jax")
+@pytest.mark.skipif(BACKEND == "torch", reason="refused, see above")
+def test_a_saved_model_with_numbered_outputs_can_be_read(step, tmp_path):
+    """As they were exported before outputs had names."""
+    description = exporting._describe(
+        step, serving.VOCABULARY, "tf_saved_model"
+    )
+    del description["outputs"]
+    (tmp_path / exported.DESCRIPTION).write_text(json.dumps(description))
+    step.export(tmp_path / "saved_model", verbose=False)
+
+    exporting._compare(step, exported.load(tmp_path))
+
+
 def test_what_is_missing_is_said_before_the_training(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RunError, match="--export-format onnx.*pip install"):

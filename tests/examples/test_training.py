@@ -412,6 +412,14 @@ def test_every_cell_of_armin_builds(cell):
     assert layer.cell.learn_initial_state == (cell in learnt)
 
 
+def test_arguments_of_the_layer_override_options():
+    options = parse("--seed", "3", *TINY)
+    layer = networks.build(options, seed=5, memory_slots=7, name="other")
+
+    assert (layer.cell.seed, layer.cell.memory_slots) == (5, 7)
+    assert layer.name == "other" and options.seed == 3
+
+
 def test_parameters_are_the_trainable_ones():
     model = dense_model()
 

@@ -6,8 +6,9 @@
 `<call>/<input>`) and `outputs` (the .npz to write: `<call>/<number>`). The
 calls are made in order on one loaded model; inputs have the names the model
 was exported with, and stand in their order. A job with `stepped` steps along
-the time of its first input, and hands its outputs but the first in again, in
-the place of the other inputs; the first of all steps is its only output.
+the time of its first input; what leaves as `new_<name>` enters the next step
+as `<name>`, or without names what leaves after the first output, in order. The
+first of all steps is its only output.
 """
 
 import json
@@ -22,9 +23,14 @@ def load_tf_saved_model(file):
 
     # Its function alone would let the variables go.
     loaded = tf.saved_model.load(file)
+    signature = loaded.signatures["serving_default"]
+    _, names = signature.structured_input_signature
 
     def run(inputs):
-        tensors = [tf.constant(x) for x in inputs.values()]
+        tensors = {name: tf.constant(x) for name, x in inputs.items()}
+        if len(tensors) > 1 and set(tensors) == set(names):
+            return signature(**tensors)
+        tensors = list(tensors.values())
         outputs = loaded.serve(tensors if len(tensors) > 1 else tensors[0])
         return tf.nest.flatten(outputs)
 
@@ -50,8 +56,15 @@ def load_onnx(file):
 
     session = onnxruntime.InferenceSession(file)
     names = [x.name for x in session.get_inputs()]
+    outputs = [x.name for x in session.get_outputs()]
 
-    return lambda inputs: session.run(None, dict(zip(names, inputs.values())))
+    def run(inputs):
+        if set(names) <= set(inputs):  # a converter leaves out unused ones
+            inputs = {name: inputs[name] for name in names}
+        found = session.run(None, dict(zip(names, inputs.values())))
+        return dict(zip(outputs, found))
+
+    return run
 
 
 def load_openvino(file):
@@ -65,7 +78,8 @@ def load_openvino(file):
     def run(inputs):
         # By name where there are several: their order is not kept.
         by_name = set(inputs) <= names
-        return list(model(inputs if by_name else [*inputs.values()]).values())
+        found = model(inputs if by_name else [*inputs.values()])
+        return {x.get_any_name(): y for x, y in found.items()}
 
     return run
 
@@ -80,8 +94,7 @@ def load_litert(file):
         if len(inputs) == 1:
             # The converter gives names of its own.
             inputs = dict(zip(runner.get_input_details(), inputs.values()))
-        outputs = runner(**inputs)
-        return [outputs[name] for name in sorted(outputs)]
+        return dict(sorted(runner(**inputs).items()))
 
     return run
 
@@ -95,9 +108,13 @@ def along(step):
         outputs = []
         for t in range(sequence.shape[1]):
             found = step({name: sequence[:, t], **states})
-            output, *new_states = [np.asarray(x) for x in found]
-            states = dict(zip(states, new_states))
-            outputs.append(output)
+            if isinstance(found, dict):
+                states = {x: np.asarray(found.pop(f"new_{x}")) for x in states}
+                (output,) = found.values()
+            else:
+                output, *new_states = [np.asarray(x) for x in found]
+                states = dict(zip(states, new_states))
+            outputs.append(np.asarray(output))
         return [np.stack(outputs, axis=1)]
 
     return run
@@ -114,7 +131,10 @@ def run_job(job):
         run = along(run)
     found = {}
     for call, inputs in calls.items():
-        for number, output in enumerate(run(inputs)):
+        outputs = run(inputs)
+        if isinstance(outputs, dict):
+            outputs = outputs.values()
+        for number, output in enumerate(outputs):
             found[f"{call}/{number}"] = np.asarray(output)
     np.savez(job["outputs"], **found)
 

@@ -16,6 +16,7 @@ import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
+from keras_armin import callbacks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -33,7 +34,7 @@ def test_readme_block(number, tmp_path, monkeypatch):
 
 
 def modules():
-    for package in (keras_armin, baselines):
+    for package in (keras_armin, baselines, callbacks):
         prefix = f"{package.__name__}."
         for info in pkgutil.iter_modules(package.__path__, prefix):
             if not info.ispkg:
@@ -44,6 +45,7 @@ WITH_EXAMPLES = (
     "keras_armin.armin",
     "keras_armin.armin_cell",
     "keras_armin.baselines.lstm",
+    "keras_armin.callbacks.resume_training",
 )
 
 

@@ -119,6 +119,18 @@ def test_a_seed_gives_one_text_and_another_seed_another(model, generator):
     assert keras_armin.generate(model, PROMPT, 20, seed=1) == first
 
 
+def test_without_a_seed_every_text_is_new(model, generator):
+    first = generator([PROMPT] * 2, 20, seed=None)
+    assert first[0] != first[1]
+    assert generator(PROMPT, 20, seed=None) not in first
+    assert list(generator.stream(PROMPT, 20, seed=None)) not in first
+
+    keras.utils.set_random_seed(1)
+    drawn = generator(PROMPT, 20, seed=None)
+    keras.utils.set_random_seed(1)
+    assert keras_armin.generate(model, PROMPT, 20, seed=None) == drawn
+
+
 def test_new_weights_are_used(model, generator):
     before = model.get_weights()
     first = generator(PROMPT, 20, seed=1)

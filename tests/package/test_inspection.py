@@ -145,6 +145,14 @@ def test_only_memory_layers_can_be_traced(rng):
         trace_memory(keras.layers.LSTM(3), inputs(rng))
 
 
+def test_a_model_is_told_how_to_trace_its_layer(rng):
+    x = keras.Input((None, FEATURES), name="x")
+    model = keras.Model({"x": x}, ARMIN(UNITS, SLOTS)(x))
+
+    with pytest.raises(TypeError, match=r"`layer`.*\(model\.inputs, layer\.in"):
+        trace_memory(model, {"x": inputs(rng)})
+
+
 def test_the_picture_tells_reads_and_writes_apart():
     """Time across, slots up; reads in blue, writes as orange frames."""
     import matplotlib.pyplot as plt

@@ -195,6 +195,19 @@ def test_get_and_set_state_round_trip(rng):
     assert state["pointer"][0, 0] == TIME, "a copy, not a view"
 
 
+def test_a_state_can_be_set_from_a_file_of_numpy(rng, tmp_path):
+    _, layer = stateful_model(rng)
+    layer(inputs(rng))
+    state = layer.get_state()
+    np.savez(tmp_path / "state.npz", **state)
+    layer.reset_state()
+
+    with np.load(tmp_path / "state.npz") as saved:
+        layer.set_state(saved)
+
+    same_state(layer.get_state(), state, atol=0)
+
+
 def test_weights_hold_no_state_and_load_at_another_batch_size(rng, tmp_path):
     model, layer = stateful_model(rng)
     x = inputs(rng)

@@ -11,7 +11,7 @@ import pytest
 import keras_armin
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
-from keras_armin.step_model import RecurrentStep
+from keras_armin.recurrent_step import RecurrentStep
 from tests.helpers.common import BACKEND
 from tests.helpers.common import BATCH
 from tests.helpers.common import FEATURES
@@ -147,9 +147,10 @@ def test_reads_are_those_of_the_trace(rng):
     assert len(np.unique(reads)) > 1
 
 
-def test_names_tell_whose_state_an_input_is():
+def test_names_tell_whose_state_an_input_or_output_is():
     step = keras_armin.step_model(
-        sequential(small_armin(name="reader", return_sequences=True))
+        sequential(small_armin(name="reader", return_sequences=True)),
+        reads=True,
     )
 
     names = [x.name for x in step.inputs[1:]]
@@ -159,6 +160,33 @@ def test_names_tell_whose_state_an_input_is():
         for x in ("output", "h", "memory", "pointer", "write_order")
     ]
     assert step.num_states == 5 and step.num_outputs == 1
+    assert step.output_names == [
+        "reader",
+        *(f"new_{name}" for name in names),
+        "reader_read",
+    ]
+
+
+def test_names_of_outputs_are_unique():
+    x = keras.Input((None, FEATURES), name="x")
+    y = small_armin(name="y", return_sequences=True)(x)
+    step = keras_armin.step_model(keras.Model(x, [x, y, y]))
+
+    assert step.output_names[:3] == ["x_1", "y", "y_1"]
+
+
+def test_a_step_without_its_states_is_told_how_to_start(rng):
+    step = keras_armin.step_model(sequential(small_armin()))
+    x = inputs(rng)[:, 0]
+    for inputs_, got in (
+        (x, "ndarray"),
+        (keras.ops.convert_to_tensor(x), "Tensor|Array"),
+        ([x], "1 of them"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"6 tensors.*({got}).*step\.initial_states\("
+        ):
+            step(inputs_)
 
 
 def test_a_stateful_model_with_resets_becomes_a_step(rng):
@@ -294,8 +322,10 @@ def test_a_stream_says_what_it_takes(streamed):
 
     with pytest.raises(ValueError, match=r"inputs.*\(2, 4\)"):
         stream(x[:2, 0])
-    with pytest.raises(ValueError, match="samples"):
+    with pytest.raises(ValueError, match=r"samples.*bool.*\(3,\).*`reset\(\)`"):
         stream.reset([True, False])
+    with pytest.raises(ValueError, match=r"samples.*bool.*\[0, 2, 1\]"):
+        stream.reset([0, 2, 1])
     with pytest.raises(ValueError, match="batch_size"):
         keras_armin.StreamingModel(stream.step, 0)
 
@@ -311,12 +341,13 @@ folder, data = sys.argv[1:]
 arrays = np.load(data)
 served = tf.saved_model.load(folder)
 everybody = tf.ones(len(arrays["x"]), "bool")
+restart = served.signatures["reset"]
 sequence = tf.unstack(tf.constant(arrays["x"]), axis=1)
 for _ in range(2):
     steps = [served.serve(x).numpy() for x in sequence]
     np.testing.assert_allclose(
         np.stack(steps, axis=1), arrays["whole"], atol=1e-4)
-    served.reset(everybody)
+    restart(samples=everybody)
 """
 
 

@@ -11,12 +11,8 @@ from keras_armin import callbacks
 
 
 def public_objects():
-    for module in (keras_armin, baselines):
+    for module in (keras_armin, baselines, callbacks):
         yield from (getattr(module, name) for name in module.__all__)
-    for name, value in vars(callbacks).items():
-        is_own = getattr(value, "__module__", None) == callbacks.__name__
-        if is_own and not name.startswith("_"):
-            yield value
 
 
 def as_function(member):
@@ -80,8 +76,8 @@ def test_the_walk_finds_functions_methods_and_inherited_ones():
         "keras_armin.memory_rnn.MemoryRNN.set_state",  # inherited
         "keras_armin.memory_cell.MemoryCell.get_initial_state",  # decorated
         "keras_armin.baselines.ntm.NTMCell.use_memory",
-        "keras_armin.callbacks.SlotUsage.on_epoch_end",
-        "keras_armin.callbacks.slot_usage",
+        "keras_armin.callbacks.monitoring.SlotUsage.on_epoch_end",
+        "keras_armin.callbacks.monitoring.slot_usage",
     } <= set(found)
 
 
