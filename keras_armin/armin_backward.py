@@ -1,8 +1,8 @@
 """The backward pass of one step of ARMIN, for `armin_fused.py`.
 
 Activations are element by element: their slopes, and everything else that does
-not depend on later steps, are computed for all steps at once. The prefix `d_`
-denotes a gradient.
+not depend on later steps, can be computed for several steps at once. The prefix
+`d_` denotes a gradient.
 """
 
 import keras
@@ -26,6 +26,19 @@ ACCUMULATED = (
     "state_norm_gain",
     "state_norm_bias",
     "match_scale",
+)
+
+# Parts of the tape, and gradients of the outputs.
+USED_AS_IS = (
+    "query",
+    "slot",
+    "written",
+    "replaced",
+    "valid",
+    "zoneout",
+    "d_c",
+    "d_r",
+    "d_gated",
 )
 
 LINEAR = keras.activations.linear
@@ -61,16 +74,16 @@ ELEMENTWISE = [
 
 
 def slopes(cell, weights, steps, recurrent_dropout):
-    """What the backward pass multiplies gradients with, for all steps.
+    """What the backward pass multiplies gradients with.
 
     Args:
-        steps: Dict of what `recurrent_step` recorded, and `c`, time-major.
+        steps: Dict of what a step recorded, or several with a leading axis.
 
     Returns:
         Dict of tensors that replace the gates:
-        `of_c` `(time, batch, 4, units)`, the derivatives of the new state by
+        `of_c` `(..., batch, 4, units)`, the derivatives of the new state by
         the gates i, f, g before activation and by the old state;
-        `of_gated` `(time, batch, 2, units + r)`, those of [h^g, r^g] by their
+        `of_gated` `(..., batch, 2, units + r)`, those of [h^g, r^g] by their
         gates before activation and by [h, r]; with a `write_activation`,
         `of_written`, that of what is written. With `layer_norm` they end
         where a normalisation begins, whose inputs are included; `of_state` is
@@ -96,7 +109,8 @@ def slopes(cell, weights, steps, recurrent_dropout):
     elif cell.state_activation is not LINEAR:
         known = cell.state_activation in ACTIVATION_GRADIENTS
         mixed = None if known else cell.mix(i_f, g, h_tm1)
-        slope = _slope(cell.state_activation, mixed, steps["c"])
+        c = steps["output_inputs"][..., :u]
+        slope = _slope(cell.state_activation, mixed, c)
         of_c = [slope * x for x in of_c]
     of_gated = [h_and_r * slope_g_h_r, g_h_r]
     if recurrent_dropout is not None:
@@ -184,6 +198,12 @@ class BackwardPass:
             for name in ACCUMULATED
             if name in self.weights
         }
+
+    def prepare(self, steps):
+        """The inputs of `step`, from the tape of one or of several steps."""
+        found = {name: x for name, x in steps.items() if name in USED_AS_IS}
+        found["relaxed"] = memory_ops.softmax(steps["scores"])
+        return {**found, **slopes(self.cell, self.weights, steps, self.drop)}
 
     def step(self, carry, now):
         cell, valid = self.cell, now.get("valid")

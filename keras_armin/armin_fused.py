@@ -25,7 +25,6 @@ from keras_armin import backends
 from keras_armin import memory_ops
 from keras_armin.armin_backward import LINEAR
 from keras_armin.armin_backward import BackwardPass
-from keras_armin.armin_backward import slopes
 from keras_armin.armin_equations import ARMINState
 from keras_armin.armin_equations import Noise
 from keras_armin.backends import ops
@@ -45,9 +44,16 @@ PRE_ACTIVATIONS = ("input_gates", "state_gates")
 
 # Recorded values that only the steps of the backward pass use, one by one.
 UNSTACKED = ("query", "slot", "written", "replaced")
-FROM_CONSTANTS = ("valid", "zoneout", "recurrent_dropout")
-# What each of them uses, beside the slopes and the gradients.
-USED_BACKWARD = (*UNSTACKED, "valid", "zoneout")
+# Parts of the tape that its steps do not use.
+NOT_PER_STEP = (
+    "weights",
+    "recurrent_dropout",
+    "h",
+    "memory",
+    "ranks",
+    "gated",
+    "recency",
+)
 
 # Gradients of the projected inputs.
 PROJECTED_TO = {
@@ -386,18 +392,12 @@ def _forward(cell, inputs, constants, training):
     last, steps = backends.scan(
         step, carry, per_step, differentiable=False, unstacked=UNSTACKED
     )
-    tape = {"weights": inputs["weights"]}
-    for name in FROM_CONSTANTS:
+    results = {**_outputs(cell, steps, last["h"]), **last}
+    tape = {**steps, **results, "weights": inputs["weights"]}
+    for name in ("valid", "zoneout", "recurrent_dropout"):
         if name in constants:
             tape[name] = constants[name]
-    for name in (*TAPE, "slot"):
-        if name in steps:
-            tape[name] = steps[name]
-    steps["c"] = _new_states(cell, steps, last["h"])
-    tape["slopes"] = slopes(
-        cell, inputs["weights"], steps, constants.get("recurrent_dropout")
-    )
-    return {**_outputs(cell, steps, last["h"]), **last}, {**tape, **last}
+    return results, tape
 
 
 @preserve_float64
@@ -411,10 +411,8 @@ def _backward(cell, tape, d, training):
         cell, tape["weights"], tape.get("recurrent_dropout"), training
     )
     per_step = {
-        **{name: tape[name] for name in USED_BACKWARD if name in tape},
-        **tape["slopes"],
+        **{name: x for name, x in tape.items() if name not in NOT_PER_STEP},
         **_output_gradients(cell, d, tape),
-        "relaxed": memory_ops.softmax(tape["scores"]),
     }
     d_memory = _or_zeros(d["memory"], tape["memory"])
     carry = {
@@ -424,7 +422,12 @@ def _backward(cell, tape, d, training):
         **backward_pass.zero_sums(),
     }
     first, found = backends.scan(
-        backward_pass.step, carry, per_step, reverse=True, differentiable=False
+        backward_pass.step,
+        carry,
+        per_step,
+        reverse=True,
+        differentiable=False,
+        prepare=backward_pass.prepare,
     )
     return {
         "projected": {

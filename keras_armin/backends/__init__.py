@@ -3,13 +3,16 @@
 Loops and gradients:
 
 - `ops`: `keras.ops`, or on torch the same functions without their overhead.
-- `scan(step, carry, inputs, unroll, reverse, differentiable, unstacked)` runs
+- `scan(step, carry, inputs, unroll, reverse, differentiable, unstacked,
+  prepare)` runs
   `step(carry, inputs_t)`, which returns `(new_carry, outputs_t)`, along the
   first axis of `inputs`, and returns the last carry and the stacked outputs.
   `inputs` and outputs are dicts of tensors, which may be nested; the carry is
   a dict or a list of tensors. The outputs named in `unstacked` are returned
   in whatever form another `scan` takes as its inputs. With
   `differentiable=False` the backend prepares no gradient of the loop.
+  `prepare(inputs)` makes the inputs of a step from those given, or of several
+  steps at once where that is faster.
 - `custom_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns outputs and residuals, and
   defines its gradient as `backward(residuals, output_gradients)`,

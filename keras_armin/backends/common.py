@@ -37,6 +37,11 @@ def update_ranks(ranks, slot, ops=keras.ops):
     return (1 - written) * risen
 
 
+def prepared(step, prepare):
+    """The step of a `scan` that prepares its inputs by itself."""
+    return lambda carry, inputs_t: step(carry, prepare(inputs_t))
+
+
 def num_replicas(variable):
     return 1
 

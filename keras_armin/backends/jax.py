@@ -27,7 +27,10 @@ def scan(
     reverse=False,
     differentiable=True,
     unstacked=(),
+    prepare=None,
 ):
+    if prepare is not None:
+        step = common.prepared(step, prepare)
     if unroll and common.leaves(inputs)[0].shape[0] == 1:
         # No loop: outside of a compiled function JAX would recompile it at
         # every call.

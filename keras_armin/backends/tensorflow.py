@@ -21,7 +21,10 @@ def scan(
     reverse=False,
     differentiable=True,
     unstacked=(),
+    prepare=None,
 ):
+    if prepare is not None:
+        step = common.prepared(step, prepare)
     if unroll or tf.executing_eagerly():
         return _python_loop(step, carry, inputs, reverse, unstacked)
     return _graph_loop(step, carry, inputs, reverse, differentiable, unstacked)

@@ -1,5 +1,6 @@
 import contextlib
 import functools
+import itertools
 from typing import Any
 from typing import Self
 
@@ -30,26 +31,21 @@ def scan(
     reverse=False,
     differentiable=True,
     unstacked=(),
+    prepare=None,
 ):
     """A Python loop, with and without `unroll`.
 
     While exporting with a dynamic length it is an operation of the graph.
     """
-    if torch.compiler.is_exporting():
-        length = common.leaves(inputs)[0].shape[0]
-        if isinstance(length, torch.SymInt):
-            return _dynamic_length_scan(step, carry, inputs, reverse)
-    # `unbind` slices all steps at once, with a single autograd node.
-    steps = common.map_leaves(
-        lambda x: x if isinstance(x, list) else torch.unbind(x), inputs
-    )
-    length = len(common.leaves(steps)[0])
+    first = common.leaves(inputs)[0]
+    length = len(first) if isinstance(first, list) else first.shape[0]
+    if torch.compiler.is_exporting() and isinstance(length, torch.SymInt):
+        return _dynamic_length_scan(step, carry, inputs, reverse)
     times = range(length)[:: -1 if reverse else 1]
     if _steps_are_compiled and _in_place_is_allowed():
-        return _compiled_scan(step, carry, steps, times, unstacked)
+        return _compiled_scan(step, carry, inputs, times, unstacked, prepare)
     columns: dict = {}
-    for time in times:
-        inputs_t = common.map_leaves(lambda x, t=time: x[t], steps)
+    for time, inputs_t in zip(times, _each_step(inputs, times, prepare)):
         carry, outputs = step(carry, inputs_t)
         if not columns:
             known = dict(
@@ -62,6 +58,27 @@ def scan(
         for name, column in columns.items():
             column.put(time, outputs[name])
     return carry, {name: column.all() for name, column in columns.items()}
+
+
+def _each_step(inputs, times, prepare):
+    """The inputs of each step, prepared for some steps at a time."""
+    size = len(times) if prepare is None else STEPS_PREPARED_AT_A_TIME
+    for first in range(0, len(times), size):
+        now = times[first : first + size]
+        start, end = min(now), max(now) + 1
+        part = common.map_leaves(lambda x, s=slice(start, end): x[s], inputs)
+        part = part if prepare is None else prepare(part)
+        # `unbind` slices all steps at once, with a single autograd node.
+        steps = common.map_leaves(
+            lambda x: x if isinstance(x, list) else torch.unbind(x), part
+        )
+        for time in now:
+            yield common.map_leaves(lambda x, t=time - start: x[t], steps)
+
+
+# Many, since an operation on few numbers costs as much as one on none; not
+# all, since what is prepared takes memory.
+STEPS_PREPARED_AT_A_TIME = 10
 
 
 # --- compiled steps ----------------------------------------------------------
@@ -98,15 +115,14 @@ def _compiled_steps(wanted=True):
         _steps_are_compiled = before
 
 
-def _compiled_scan(step, carry, inputs, times, unstacked):
+def _compiled_scan(step, carry, inputs, times, unstacked, prepare):
     outputs: list = [None] * len(times)
+    each_step = _each_step(inputs, times, prepare)
     for first in range(0, len(times), STEPS_AT_A_TIME):
         now = times[first : first + STEPS_AT_A_TIME]
         run = _steps if len(now) < STEPS_AT_A_TIME else _compiled()
-        chunk = [
-            common.map_leaves(lambda x, t=time: x[t], inputs) for time in now
-        ]
-        carry, found = run(step, carry, chunk)
+        steps = list(itertools.islice(each_step, len(now)))
+        carry, found = run(step, carry, steps)
         for time, output in zip(now, found):
             outputs[time] = output
     columns = {name: [y[name] for y in outputs] for name in outputs[0]}
