@@ -282,9 +282,7 @@ def _infer(cell, inputs, constants, last_only):
     carry, per_step, recurrent_step = _prepare_loop(
         cell, inputs, constants, training=False, record=False
     )
-    shown = ["h_and_r", "gated"]
-    if last_only or cell.zoneout:
-        shown.append("c")
+    shown = ("h_and_r", "gated", "c")
 
     def step(carry, now):
         record = recurrent_step(carry, now)
