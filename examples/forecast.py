@@ -50,8 +50,8 @@ PRESETS = {
 _18K = "--layers 4 --units 25"  # parameters
 _MACKEY_GLASS = f"{_18K} --sequences 128 --steps 5000 --horizon 15"
 SETTINGS = {
-    "quick": f"{_MACKEY_GLASS} --window 200 --warmup 50 --epochs 10 "
-    "--epoch-updates 100 --learning-rate 3e-3 --decay cosine",
+    "quick": f"{_MACKEY_GLASS} --window 200 --stride 25 --warmup 50 "
+    "--epochs 10 --epoch-updates 100 --learning-rate 3e-3 --decay cosine",
     "lmu": f"{_MACKEY_GLASS} --window 5000 --warmup 0 --epochs 50 "
     "--epoch-updates 10 --learning-rate 1e-3 --decay none",
 }
@@ -272,7 +272,7 @@ def _draw_test(ax, data, reports):
     _fill(ax, steps, reports[first], reports[first].test[0, -len(steps) :], -1)
     ahead = data.horizons[-1]
     ax.set(
-        title=f"forecast {ahead} step{'s' * (ahead > 1)} before",
+        title=f"forecast {ahead} step{'s' if ahead > 1 else ''} before",
         xlabel="step of the test",
         ylabel=data.columns[data.target],
     )
@@ -370,6 +370,7 @@ _DATA_OPTIONS = {
     "sequences": (positive, 4, "sequences of Mackey-Glass, at least 4"),
     "steps": (positive, 1000, "their length"),
     "window": (positive, None, "steps of a sequence in training"),
+    "stride": (positive, 1, "steps from one such sequence to the next"),
     "warmup": (
         cli.at_least_zero,
         None,
@@ -448,6 +449,11 @@ def _check(parser, arguments):
         parser.error(
             f"--warmup {arguments.warmup} has to be less than --window "
             f"{arguments.window}"
+        )
+    if arguments.stride > arguments.window:
+        parser.error(
+            f"--stride {arguments.stride} is more than --window "
+            f"{arguments.window}: some steps would be left out"
         )
     if arguments.season > arguments.warmup + 1:
         parser.error(
@@ -557,6 +563,7 @@ def train(run, name, data, arguments):
             series_data.training_batches,
             scaled(data.training, *scale),
             arguments.window,
+            arguments.stride,
             arguments.warmup,
             arguments.batch_size,
             arguments.seed,

@@ -19,7 +19,7 @@ from tests.helpers.common import slow_except_on
 
 NETWORK = ["--layers", "1", "--units", "4", "--slots", "3"]
 TRAINING = [
-    *("--window", "8", "--warmup", "2", "--batch-size", "4"),
+    *("--window", "8", "--stride", "1", "--warmup", "2", "--batch-size", "4"),
     *("--epochs", "2", "--epoch-updates", "3"),
 ]
 TINY = [*NETWORK, *TRAINING, "--sequences", "4", "--steps", "20"]
@@ -243,11 +243,11 @@ def test_a_column_that_is_constant_in_training_is_refused(numbers):
 
 
 def test_too_few_rows_are_counted(numbers):
-    with pytest.raises(RunError, match="has 100 rows.*at least 104"):
+    with pytest.raises(RunError, match="has 100 rows.*at least 103"):
         load(numbers, horizon=12, window=60)
     # What is said to be enough is enough.
-    assert series._are_enough(104, 12, 60, 4)
-    assert not series._are_enough(103, 12, 60, 4)
+    assert series._are_enough(103, 12, 60, 4)
+    assert not series._are_enough(102, 12, 60, 4)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +277,12 @@ def counting_part(sequences=3, steps=20):
     return series.Part(inputs, np.concatenate([inputs + 1, inputs + 2], -1))
 
 
-def take(count, seed=1, first_step=0):
+def take(count, seed=1, first_step=0, stride=1):
     dataset = series.training_batches(
-        counting_part(), 6, 2, 4, seed, first_step
+        counting_part(), 6, stride, 2, 4, seed, first_step
     )
+    for _ in dataset.take(1):  # as Keras may look at the first batch
+        pass
     return list(dataset.take(count).as_numpy_iterator())
 
 
@@ -296,6 +298,8 @@ def test_windows_are_pieces_of_sequences_with_their_targets():
     every = {100 * n + step for n in range(3) for step in range(15)}
     assert set(starts[:45]) == every
     assert set(starts[45:]) <= every
+    apart = np.concatenate([batch[0][:, 0, 0] for batch in take(3, stride=5)])
+    assert set(apart[:9]) == {0, 5, 10, 100, 105, 110, 200, 205, 210}
 
 
 def test_batches_are_a_function_of_seed_and_step():
@@ -360,7 +364,7 @@ def test_forecasts_are_in_the_units_of_the_file(numbers):
     found = forecast.forecast(model, data.test.inputs)
     targets = data.training.targets
     expected = targets.mean() + targets.std() * np.array([0, 1, -2])
-    np.testing.assert_allclose(found, np.tile(expected, (1, 16, 1)), rtol=1e-5)
+    np.testing.assert_allclose(found, np.tile(expected, (1, 15, 1)), rtol=1e-5)
     parts = forecast.scaled(data.training, *forecast.target_scale(data))
     assert parts.targets.std() == pytest.approx(1, rel=1e-5)
 
@@ -456,6 +460,7 @@ def test_every_preset_is_complete(command):
             "--preset lmu is for Mackey-Glass",
         ),
         (["--warmup", "200"], "--warmup 200 has to be less than --window 200"),
+        (["--stride", "201"], "--stride 201 is more than --window 200"),
         (["--season", "60"], "--season 60 needs a --warmup of at least 59"),
         (["--window", "6000"], "--window 6000 is more than --steps 5000"),
         (["--sequences", "3"], "--sequences must be at least 4"),

@@ -27,6 +27,7 @@ TAU, SUBSTEPS, WASHOUT = 17, 10, 100
 TRAINING, VALIDATION = 0.7, 0.15
 # Rows are as far apart as most, to this factor. Months are, weekends are not.
 UNEVEN = 1.5
+SHUFFLED = 10_000  # windows in memory
 
 
 class Part(NamedTuple):
@@ -254,7 +255,7 @@ def _number(cell):
 
 
 def _is_real(number):
-    largest = np.finfo("float32").max
+    largest = float(np.finfo("float32").max)
     return number is not None and abs(number) <= largest  # False for NaN
 
 
@@ -300,14 +301,31 @@ def _dates(cells):
 # --- batches -----------------------------------------------------------------
 
 
-def training_batches(part, window, warmup, batch_size, seed, first_step=0):
+def training_batches(
+    part, window, stride, warmup, batch_size, seed, first_step=0
+):
     """Endless batches of windows, a function of seed and step.
 
-    They are `(inputs, targets, weights)`. The weights leave out the warm-up.
+    They are `(inputs, targets, weights)`. Windows start every `stride` steps,
+    in another order in each pass. The weights leave out the warm-up.
     """
     features = part.inputs.shape[-1]
     columns = np.concatenate(part, axis=-1).swapaxes(0, 1)
     weights = _weights(window, warmup)
+    windows = keras.utils.timeseries_dataset_from_array(
+        columns,
+        None,
+        sequence_length=window,
+        sequence_stride=stride,
+        batch_size=None,
+    )
+
+    def one_pass(number):
+        # Not by `shuffle=True` above, which would be another order for each
+        # iterator: Keras makes several.
+        return windows.shuffle(
+            SHUFFLED, 1000 * seed + number, reshuffle_each_iteration=False
+        )
 
     def split(windows):
         """Those of all sequences that start at the same step."""
@@ -315,19 +333,12 @@ def training_batches(part, window, warmup, batch_size, seed, first_step=0):
         return windows[..., :features], windows[..., features:]
 
     return (
-        keras.utils.timeseries_dataset_from_array(
-            columns,
-            None,
-            sequence_length=window,
-            batch_size=None,
-            shuffle=True,
-            seed=seed,
-        )
+        tf.data.Dataset.range(np.iinfo("int64").max)
+        .flat_map(one_pass)
         .map(split)
         .unbatch()
         .map(lambda inputs, targets: (inputs, targets, weights))
-        .repeat()
-        .batch(batch_size, drop_remainder=True)
+        .batch(batch_size)
         .skip(first_step)
         .prefetch(4)
     )
