@@ -51,7 +51,7 @@ _18K = "--layers 4 --units 25"  # parameters
 _MACKEY_GLASS = f"{_18K} --sequences 128 --steps 5000 --horizon 15"
 SETTINGS = {
     "quick": f"{_MACKEY_GLASS} --window 200 --stride 25 --warmup 50 "
-    "--epochs 10 --epoch-updates 100 --learning-rate 3e-3 --decay cosine",
+    "--epochs 6 --epoch-updates 100 --learning-rate 3e-3 --decay cosine",
     "lmu": f"{_MACKEY_GLASS} --window 5000 --warmup 0 --epochs 50 "
     "--epoch-updates 10 --learning-rate 1e-3 --decay none",
 }
