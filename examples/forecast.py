@@ -56,8 +56,8 @@ SETTINGS = {
     "--epoch-updates 10 --learning-rate 1e-3 --decay none",
 }
 CSV_SETTINGS = (
-    "--layers 1 --units 64 --horizon 1 --window 100 --warmup 50 --epochs 10 "
-    "--epoch-updates 100 --learning-rate 3e-3 --decay cosine"
+    "--layers 1 --units 32 --horizon 1 --window 100 --warmup 50 --epochs 10 "
+    "--epoch-updates 50 --learning-rate 3e-3 --decay cosine"
 )
 LAYERS = {"armin": keras_armin.ARMIN, "lstm": keras.layers.LSTM}
 LABELS = {"armin": "ARMIN", "lstm": "LSTM"}
@@ -262,14 +262,13 @@ def _styles(reports):
 
 def _draw_test(ax, data, reports):
     """The last steps of the first test sequence, at the farthest horizon."""
-    truth = data.test.targets[0, -STEPS_SHOWN:, -1]
-    steps = np.arange(len(truth))
-    ax.plot(steps, truth, color="black", linewidth=1.2, label="truth")
+    truth = data.test.targets[0, :, -1]
+    steps = np.arange(len(truth))[-STEPS_SHOWN:]
+    ax.plot(steps, truth[steps], color="black", linewidth=1.2, label="truth")
     for label, style in _styles(reports).items():
-        y = reports[label].test[0, -STEPS_SHOWN:, -1]
-        ax.plot(steps, y, **style)
-    first = next(iter(reports))
-    _fill(ax, steps, reports[first], reports[first].test[0, -len(steps) :], -1)
+        ax.plot(steps, reports[label].test[0, steps, -1], **style)
+    label, first = next(iter(reports.items()))
+    _fill(ax, steps, first, first.test[0, steps], label, horizon=-1)
     ahead = data.horizons[-1]
     ax.set(
         title=f"forecast {ahead} step{'s' if ahead > 1 else ''} before",
@@ -278,11 +277,14 @@ def _draw_test(ax, data, reports):
     )
 
 
-def _fill(ax, x, one, forecasts, horizon=slice(None)):
+def _fill(ax, x, report, forecasts, label, horizon=slice(None)):
     """The interval around forecasts, of one horizon or of all."""
-    low = forecasts[..., horizon] + one.lower[horizon]
-    high = forecasts[..., horizon] + one.upper[horizon]
-    ax.fill_between(x, low, high, color="C0", alpha=0.25, label="interval")
+    low = forecasts[..., horizon] + report.lower[horizon]
+    high = forecasts[..., horizon] + report.upper[horizon]
+    label = f"{label}, interval"
+    ax.fill_between(
+        x, low, high, color="C0", alpha=0.25, linewidth=0, label=label
+    )
 
 
 def _draw_horizons(ax, data, reports):
@@ -297,8 +299,8 @@ def _draw_next(ax, data, reports):
     ax.plot(np.arange(1 - len(known), 1), known, color="black", linewidth=1.2)
     for label, style in _styles(reports).items():
         ax.plot(data.horizons, reports[label].next, ".-", **style)
-    first = next(iter(reports.values()))
-    _fill(ax, data.horizons, first, first.next)
+    label, first = next(iter(reports.items()))
+    _fill(ax, data.horizons, first, first.next, label)
     ax.set(title="after the end of the data", xlabel="steps ahead")
 
 
@@ -330,7 +332,7 @@ def write_table(path, rows):
 def _rounded(**columns):
     """A dict for each row of arrays, with six digits."""
     return [
-        {name: float(f"{x:.6g}") for name, x in zip(columns, row)}
+        {name: f"{x:.6g}" for name, x in zip(columns, row)}
         for row in zip(*columns.values())
     ]
 
