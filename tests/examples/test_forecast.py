@@ -11,6 +11,7 @@ pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
+import keras_armin
 from examples import forecast
 from examples.support import networks
 from examples.support.cli import RunError
@@ -417,6 +418,10 @@ def test_a_stream_gives_the_forecasts_of_the_whole_sequence(numbers, name):
     whole = forecast.forecast(model, inputs)[0]
     assert np.ptp(whole) > 1e-3
     np.testing.assert_allclose(streamed, whole, rtol=1e-5)
+    stateful = keras_armin.streaming_model(model, stepwise=forecast.STEPWISE)
+    for step in range(4):
+        found = keras.ops.convert_to_numpy(stateful(inputs[:, step]))
+        np.testing.assert_allclose(found[0], whole[step], rtol=1e-5)
 
 
 # --- the script --------------------------------------------------------------
