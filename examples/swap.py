@@ -16,7 +16,6 @@ Each completed run is saved in `--folder`: the same command continues after an
 interruption, and further seeds, tasks or settings are added.
 """
 
-import bisect
 import functools
 import itertools
 import json
@@ -77,12 +76,9 @@ def recurrent_layer(setting, units):
 
 
 def parameters(task, setting, units):
-    """Number of parameters of a model, without initialising them."""
-    with keras.StatelessScope(initialize_variables=False):
-        model = task.model(recurrent_layer(setting, units))
-    # Or Keras would initialise them when another model is trained.
-    keras.utils.clear_session(free_memory=False)
-    return networks.parameters(model)
+    return networks.count_parameters(
+        lambda: task.model(recurrent_layer(setting, units))
+    )
 
 
 def matching_units(name, setting):
@@ -90,12 +86,11 @@ def matching_units(name, setting):
     task = TASKS[name]
     if setting == "lstm":
         return task.units
-    target = parameters(task, "lstm", task.units)
-    count = functools.partial(parameters, task, setting)
-    units = range(1, 2 * task.units)
-    above = bisect.bisect_left(units, target, key=count)
-    near = units[max(0, above - 1) : above + 1]
-    return min(near, key=lambda number: abs(count(number) - target))
+    return networks.nearest_units(
+        functools.partial(parameters, task, setting),
+        parameters(task, "lstm", task.units),
+        most=2 * task.units,
+    )
 
 
 def build_model(task, setting, units):

@@ -4,6 +4,7 @@
 `add_options` adds to a parser. Options of other networks are ignored.
 """
 
+import bisect
 import math
 
 import keras
@@ -174,6 +175,23 @@ def annealed(start, end, updates):
 def parameters(model):
     """Number of trainable parameters."""
     return sum(math.prod(w.shape) for w in model.trainable_weights)
+
+
+def count_parameters(build):
+    """Those of the model that `build()` makes, without initialising them."""
+    with keras.StatelessScope(initialize_variables=False):
+        model = build()
+    # Or Keras would initialise them when another model is trained.
+    keras.utils.clear_session(free_memory=False)
+    return parameters(model)
+
+
+def nearest_units(count, target, most):
+    """The units, at most `most`, with which `count(units)` is nearest."""
+    units = range(1, most + 1)
+    above = bisect.bisect_left(units, target, key=count)
+    near = units[max(0, above - 1) : above + 1]
+    return min(near, key=lambda number: abs(count(number) - target))
 
 
 # --- metrics, and models for the algorithmic tasks ---------------------------

@@ -16,18 +16,20 @@ pytest.importorskip(
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
-# A notebook takes half a minute: two of them, each on a backend of its own.
+# A notebook takes half a minute: three of them, each on a backend of its own.
 SLOW = pytest.mark.slow
 QUICK = {
+    "forecast": slow_except_on("jax"),
     "permuted_digits": slow_except_on("torch"),
     "your_own_model": slow_except_on("tensorflow"),
 }
 
 
-def test_all_four_are_there():
+def test_all_five_are_there():
     assert [path.stem for path in NOTEBOOKS] == [
         "character_model",
         "copy_task",
+        "forecast",
         "permuted_digits",
         "your_own_model",
     ]
