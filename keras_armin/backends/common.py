@@ -28,9 +28,9 @@ def is_float16(dtype):
     return keras.backend.standardize_dtype(dtype) == "float16"
 
 
-def update_ranks(ranks, slot, ops=keras.ops):
+def update_ranks(ranks, slot, slots, ops=keras.ops):
+    """With `slots`, the numbers of all slots."""
     # As products: a converter to ONNX would fix the batch size of zeros.
-    slots = ops.arange(ranks.shape[-1], dtype="int32")
     written = ops.cast(ops.expand_dims(slot, -1) == slots, ranks.dtype)
     own = ops.expand_dims(ops.sum(written * ranks, axis=-1), -1)
     risen = ranks + ops.cast(ranks < own, ranks.dtype)

@@ -14,7 +14,6 @@ num_replicas = common.num_replicas
 scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
-update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -83,6 +82,10 @@ def scatter_then_add_rows(memory, put, value, add, term):
     value = jnp.zeros_like(term) if value is None else value
     memory = scatter_rows(memory, put, value, after=term)
     return memory.at[arange(memory.shape[0]), add].add(term)
+
+
+def update_ranks(ranks, slot):
+    return common.update_ranks(ranks, slot, arange(ranks.shape[-1]))
 
 
 def matvec(matrices, vectors):

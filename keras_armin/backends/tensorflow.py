@@ -8,7 +8,6 @@ from keras_armin.backends.common import raise_no_second_derivatives
 ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
-update_ranks = common.update_ranks
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -174,6 +173,10 @@ def scatter_then_add_rows(memory, put, value, add, term):
 
 def _row_index(slot):
     return tf.stack([tf.range(tf.shape(slot)[0]), slot], axis=-1)
+
+
+def update_ranks(ranks, slot):
+    return common.update_ranks(ranks, slot, arange(ranks.shape[-1]))
 
 
 def matvec(matrices, vectors):

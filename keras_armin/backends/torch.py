@@ -315,7 +315,8 @@ def _first_rows(batch, slots, device):
 
 def update_ranks(ranks, slot):
     if torch.compiler.is_exporting():
-        return common.update_ranks(ranks, slot, ops)
+        slots = arange(ranks.shape[-1])
+        return common.update_ranks(ranks, slot, slots, ops)
     slot = slot.unsqueeze(-1).long()
     risen = ranks + (ranks < ranks.gather(-1, slot))
     return risen.scatter(-1, slot, 0.0)
