@@ -87,7 +87,9 @@ def batches(max_length, batch_size, seed, bands=5, first_step=0):
     )
 
 
-def check_every_length(model, max_length, seed):
+def check_every_length(
+    model, max_length, seed, per_length=SEQUENCES_PER_LENGTH
+):
     """Tests new sequences of each length with argmax reads.
 
     Returns the mean loss per bit and the share of sequences without a wrong
@@ -107,7 +109,7 @@ def check_every_length(model, max_length, seed):
     return sequences.score(
         model,
         (
-            padded(one_length(SEQUENCES_PER_LENGTH, length, seed))
+            padded(one_length(per_length, length, seed))
             for length in range(1, max_length + 1)
         ),
     )

@@ -100,6 +100,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "examples/README.md",
     "examples/RESULTS.md",
+    "examples/trained/README.md",
 )
 
 
