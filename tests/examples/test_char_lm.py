@@ -78,7 +78,7 @@ def test_training_carries_state_and_validation_leaves_it(
     assert not np.allclose(saved[0]["c"], saved[1]["c"], atol=1e-3)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_test_in_pieces_is_that_of_the_whole_text(corpus, monkeypatch):
     model, arguments = untouched(corpus, "--zoneout", "0.5")
     single = char_lm.single_lane(model, arguments, 6)

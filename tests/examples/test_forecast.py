@@ -405,7 +405,7 @@ def test_intervals_are_quantiles_of_the_errors_in_validation(
     np.testing.assert_allclose(found.coverage[:2], [1, 0])
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["armin", "lstm"])
 def test_a_stream_gives_the_forecasts_of_the_whole_sequence(numbers, name):
     arguments = arguments_of(numbers, "--layers", "2")

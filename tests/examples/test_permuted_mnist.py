@@ -97,7 +97,7 @@ def few_digits(monkeypatch):
     monkeypatch.setattr(pixels, "load", lambda name, data_dir: few)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_script_runs_and_leaves_its_files(few_digits, tmp_path, capsys):
     result = permuted_mnist.main(
         [

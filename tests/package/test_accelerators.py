@@ -212,7 +212,7 @@ class TestJAX:
         assert again.platforms == exported.platforms
         assert again.in_avals == exported.in_avals
 
-    @pytest.mark.slow_after(4, "jax")
+    @pytest.mark.slow_after(2, "jax")
     @pytest.mark.parametrize("policy", POLICIES)
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("what", ["training", "inference"])
@@ -343,6 +343,7 @@ class TestTensorFlow:
 
         return step
 
+    @pytest.mark.slow_after(1, "tensorflow")
     @pytest.mark.parametrize("way", [FUSED, BARE])
     def test_the_program_of_a_training_step(self, way, rng):
         model = build(way, "mixed_bfloat16", stateful=True)

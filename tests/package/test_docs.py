@@ -27,6 +27,7 @@ def test_the_readme_has_code():
     assert len(BLOCKS) >= 4
 
 
+@pytest.mark.slow_after(3, "jax")
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_readme_block(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -49,7 +50,7 @@ WITH_EXAMPLES = (
 )
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("name", list(modules()))
 def test_docstring_examples(name):
     names = {

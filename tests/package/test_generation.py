@@ -93,6 +93,7 @@ def test_the_most_likely_text_is_that_of_the_whole_model(model, generator):
     assert ids == most_likely[len(PROMPT) - 1 : -1].tolist()
 
 
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 def test_numpy_generates_the_same_from_the_step_model(model, generator):
     step = keras_armin.step_model(model)
 

@@ -388,7 +388,7 @@ def sequential(layer):
     return keras.Sequential([layer, keras.layers.Dense(2)])
 
 
-@pytest.mark.slow_after(2, "tensorflow")
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("style", [sequential, functional, Subclassed])
 def test_every_style_of_model_trains(make, style, rng):

@@ -44,7 +44,7 @@ def test_an_earlier_model_gives_the_same_numbers(path):
     assert_saved_outputs(keras.models.load_model(f"{path}.keras"), path)
 
 
-@pytest.mark.slow_after(2, "jax", "tensorflow")
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_file
 def test_earlier_weights_give_the_same_numbers(path):
     model = keras.models.load_model(f"{path}.keras")

@@ -99,7 +99,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow_after(3, "jax", "tensorflow")
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_steps_agree_for_models_of_many_kinds(make, rng):
     model = make()

@@ -218,7 +218,7 @@ def test_the_callback_anneals_per_epoch(make, rng):
     assert seen.seen == [3.0, 3.0, 2.0, 2.0]
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callback_can_be_used_again(rng):
     callback = TemperatureAnnealing(lambda epoch: 3.0, per="epoch")
     for _ in range(2):
@@ -227,6 +227,7 @@ def test_the_callback_can_be_used_again(rng):
         assert float(layer.temperature.numpy()) == 3.0
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callback_stays_above_zero(rng):
     layer = ARMIN(4, 3)
     history = fit(
@@ -237,6 +238,7 @@ def test_the_callback_stays_above_zero(rng):
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_callback_goes_on_counting_in_the_next_fit(rng):
     model = model_with(ARMIN(4, 3))
     callback, seen = TemperatureAnnealing(halving()), Temperatures()
@@ -249,6 +251,7 @@ def test_the_callback_goes_on_counting_in_the_next_fit(rng):
     assert seen.seen[-1] == 1.0
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.skipif(
     BACKEND == "torch", reason="Keras refuses steps_per_execution on torch"
 )
