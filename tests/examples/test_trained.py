@@ -45,6 +45,7 @@ def test_files_are_small_and_on_the_card():
         assert f"`{file.name}`" in card
 
 
+@pytest.mark.slow("jax")  # compiles every initializer
 @pytest.mark.parametrize("name", trained.FIGURES)
 def test_files_leave_compilation_to_the_user(name):
     model = keras.models.load_model(trained.FOLDER / f"{name}.keras")
@@ -73,6 +74,7 @@ def test_the_text_model_reaches_its_figures(text):
     assert found["bpc"] < TEXT_BITS
 
 
+@pytest.mark.slow("jax")
 def test_figures_are_those_of_the_weights(text, recall):
     text, recall = map(keras.models.clone_model, (text, recall))
 
