@@ -50,6 +50,7 @@ PICTURE_CHARACTERS = 120
 
 PRESETS = {
     "quick": "three minutes on two cores",
+    "library": "the model in examples/trained, 24 minutes on a core",
     "ptb-small": "Penn Treebank, 0.77 million parameters",
     "paper-ptb": "Penn Treebank, the paper's largest network",
     "paper-light": "Penn Treebank, the paper's light network and setting",
@@ -65,6 +66,11 @@ _SETTINGS = {
     "quick": "--data stdlib --units 100 --slots 10 --steps 50 --batch-size 32 "
     "--updates 600 --epoch-updates 100 --validation-chars 50000 "
     "--test-chars 20000",
+    # The defaults of `keras_armin.ARMIN`, and a trained initial state.
+    "library": "--data stdlib --cell long --units 128 --memory-dim 64 "
+    "--slots 10 --noise-scale 0 --recency-addressing --unit-gate-bias "
+    "--embedding 32 --steps 50 --batch-size 32 --updates 7000 "
+    "--epoch-updates 500 --validation-chars 50000 --test-chars 20000",
     "ptb-small": "--data ptb --units 200 --slots 10 --steps 150 "
     "--batch-size 32 --updates 10000 --epoch-updates 200 "
     "--validation-chars 100000 --zoneout 0.1 --zoneout-hidden 0.05",
@@ -82,6 +88,7 @@ _SETTINGS = {
 # has as many parameters as ARMIN.
 _OTHER_SETTINGS = {
     ("quick", "ln-lstm"): "--units 186",
+    ("library", "ln-lstm"): "--units 198",
     ("ptb-small", "ln-lstm"): "--units 372",
     ("paper-ptb", "ln-lstm"): "--units 1024 --zoneout 0.5",
     ("paper-light", "ln-lstm"): "--units 1024 --batch-size 128 "

@@ -1,12 +1,12 @@
-"""Show what a trained network stores and reads back, in the terminal.
+"""Show what trained networks store and read back, in the terminal.
 
     python examples/demo.py
     python examples/demo.py --length 20 --seed 3
+    python examples/demo.py --prompt "class Reader"
 
-Loads the model in examples/trained that copies bit vectors, gives it a new
-sequence, and prints what it repeats, with the slot that was written while each
-vector was shown and the slot that was read while it was repeated. Nothing is
-trained or downloaded.
+Loads the models in examples/trained: one copies bit vectors, one recalls which
+item followed another, one writes Python. For each it prints the answer and the
+slots of the memory that were read on the way. Nothing is trained or downloaded.
 """
 
 import argparse
@@ -20,6 +20,11 @@ import numpy as np
 
 import keras_armin
 from examples.support import trained
+
+ITEM_LENGTH = 3  # vectors in an item of the recall task
+
+
+# --- copy --------------------------------------------------------------------
 
 
 def copy_input(bits):
@@ -45,11 +50,118 @@ def show_copy(length, seed):
     print("given     wrote slot   read slot  answer")
     for given, to, source, answered in zip(bits, written, read, answer):
         wrong = "" if (given == answered).all() else "  wrong"
-        given, answered = ("".join(map(str, x)) for x in (given, answered))
-        print(f"{given}  {to:10}   {source:9}  {answered}{wrong}")
+        print(f"{_text(given)}  {to:10}   {source:9}  {_text(answered)}{wrong}")
     wrong = int((bits != answer).sum())
     print(f"\n{wrong} of {bits.size} bits are wrong.")
     return wrong
+
+
+def _text(bits):
+    return "".join(map(str, bits))
+
+
+# --- associative recall ------------------------------------------------------
+
+
+def recall_input(items, asked):
+    """The items, each after a flag, the one asked for, then silence."""
+    count, length, width = items.shape
+    block = length + 1
+    rows = np.zeros((1, (count + 2) * block, width + 2), "float32")
+    for number, item in enumerate([*items, items[asked]]):
+        start = number * block
+        rows[0, start + 1 : start + block, :width] = item
+        rows[0, start, width + (number == count)] = 1
+    rows[0, (count + 1) * block, width + 1] = 1
+    return rows
+
+
+def show_recall(count, seed):
+    """Prints a question about a list with its reads; returns wrong bits."""
+    model = trained.load("recall")
+    rng = np.random.default_rng(seed)
+    items = rng.integers(0, 2, (count, ITEM_LENGTH, 6))
+    asked = int(rng.integers(count - 1))
+    inputs = recall_input(items, asked)
+    answer = model.predict_on_batch(inputs)[0, -ITEM_LENGTH:] > 0
+    trace = keras_armin.trace_memory(model.get_layer("memory"), inputs)
+    written = trace.write_slots[0, : count * (ITEM_LENGTH + 1)]
+    wrong = int((answer != items[asked + 1]).sum())
+
+    print(f"\n{count} items of {ITEM_LENGTH} vectors, one of them asked for:\n")
+    print("item                  wrote slots")
+    for item, slots in zip(items, written.reshape(count, -1)):
+        print(f"{_item(item)}  {_numbers(slots)}")
+    read = _numbers(trace.read_slots[0, -ITEM_LENGTH:])
+    print(f"\nwhat follows  {_item(items[asked])}?")
+    print(f"answer        {_item(answer.astype(int))}  read slots {read}")
+    print(f"\n{wrong} of {answer.size} bits are wrong.")
+    return wrong
+
+
+def _item(vectors):
+    return " ".join(map(_text, vectors))
+
+
+def _numbers(slots):
+    return " ".join(map(str, slots))
+
+
+# --- text --------------------------------------------------------------------
+
+
+def show_text(prompt, length, seed):
+    """Prints generated text, below each character the slot read at it."""
+    model = trained.load("text")
+    given = list(prompt.encode())
+    ids = given + keras_armin.generate(
+        model, given, length, temperature=0.6, seed=seed
+    )
+
+    print(f"\n{length} characters after {prompt!r}, and the slots read:\n")
+    characters, slots = "", ""
+    for code, slot in zip(ids, slots_read(model, ids)):
+        characters += chr(code) if 32 <= code < 127 else " "
+        slots += str(slot)
+        if code == ord("\n"):
+            print(f"{characters}\n{slots}")
+            characters, slots = "", ""
+    print(f"{characters}\n{slots}")
+
+
+def slots_read(model, ids):
+    """The slot read at each token.
+
+    `keras_armin.trace_memory` returns the same. A step model compiles a single
+    step, which takes less time than the loop of a long text.
+    """
+    step = keras_armin.step_model(model, reads=True)
+    states, slots = step.initial_states(), []
+    for token in ids:
+        inputs = [np.array([token], "int32"), *states]
+        _, *states, slot = step.predict_on_batch(inputs)
+        slots.append(int(slot[0]))
+    return slots
+
+
+# --- command line ------------------------------------------------------------
+
+
+def _number(name, low, high):
+    def convert(text):
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(
+                f"{name} takes {low} to {high}, not {text!r}"
+            )
+        return int(text)
+
+    return convert
+
+
+def _prompt(text):
+    if not text:
+        raise argparse.ArgumentTypeError("takes at least one character")
+    return text
 
 
 def parse_arguments(argv):
@@ -57,16 +169,24 @@ def parse_arguments(argv):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for name, low, high, default, meaning in (
+        ("length", 1, trained.LONGEST, 12, "vectors to copy"),
+        ("items", 2, trained.MOST_ITEMS, 4, "items to recall from"),
+        ("characters", 1, 5000, 200, "characters to write"),
+        ("seed", 0, 2**31 - 1, 1, "seed of what is given and written"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=_number(name, low, high),
+            metavar=f"{low}..{high}",
+            default=default,
+            help=f"{meaning} (default: %(default)s)",
+        )
     parser.add_argument(
-        "--length",
-        type=int,
-        choices=range(1, trained.LONGEST + 1),
-        metavar=f"1..{trained.LONGEST}",
-        default=12,
-        help="vectors to copy (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="of the sequence (default: 1)"
+        "--prompt",
+        type=_prompt,
+        default="def read(self",
+        help="text to continue (default: %(default)s)",
     )
     return parser.parse_args(argv)
 
@@ -74,6 +194,8 @@ def parse_arguments(argv):
 def main(argv=None):
     arguments = parse_arguments(argv)
     show_copy(arguments.length, arguments.seed)
+    show_recall(arguments.items, arguments.seed)
+    show_text(arguments.prompt, arguments.characters, arguments.seed)
 
 
 if __name__ == "__main__":

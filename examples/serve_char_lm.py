@@ -1,12 +1,15 @@
 """A web page that generates text with a character model and shows its reads.
 
+    python examples/serve_char_lm.py                    the model in trained/
+
     python examples/char_lm.py --export runs/export     train and export
     python examples/serve_char_lm.py --model runs/export
 
 Then open http://127.0.0.1:8000. This repository, the exported folder and
 onnxruntime are all it needs (TensorFlow instead, for --export-format
 tf_saved_model): neither Keras nor keras_armin have to be installed. Each
-request has its own memory, and text is streamed as it is generated.
+request has its own memory, and text is streamed as it is generated. The page
+opens with a text, if the model knows the characters of its prompt.
 
 Other programs can use the same interface: POST /generate with JSON such as
 {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 20, "seed": 1}
@@ -40,6 +43,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # By its path, since importing the package imports Keras.
 SAMPLING = runpy.run_path(str(ROOT / "keras_armin" / "sampling.py"))
 PAGE = ROOT / "examples" / "serve_char_lm.html"
+TRAINED = ROOT / "examples" / "trained" / "text"
+FIRST_PROMPT = "def "  # of the text with which the page opens
 METHODS = {
     "/": ("GET", "HEAD"),
     "/model": ("GET", "HEAD"),
@@ -356,7 +361,9 @@ class Server(http.server.ThreadingHTTPServer):
 
 def describe(model):
     """What the page needs to know."""
+    known = set(FIRST_PROMPT.encode()) <= set(model.vocabulary)
     return {
+        "first_prompt": FIRST_PROMPT if known else None,
         "memories": [memory._asdict() for memory in model.memories],
         "symbols": len(model.vocabulary),
         "max_length": MAX_LENGTH,
@@ -374,9 +381,10 @@ def parse_arguments(argv):
     parser.add_argument(
         "--model",
         type=pathlib.Path,
-        required=True,
+        default=TRAINED,
         metavar="FOLDER",
-        help="folder written by `char_lm.py --export`",
+        help="folder written by `char_lm.py --export` (default: a model of "
+        "Python's library in examples/trained)",
     )
     parser.add_argument(
         "--host",

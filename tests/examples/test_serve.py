@@ -251,6 +251,21 @@ def test_keras_is_not_there(folder):
     assert done.stdout == "['onnxruntime']\n", done.stderr
 
 
+def test_without_arguments_the_trained_model_is_served(tmp_path):
+    with serving.running(tmp_path, "--host", "127.0.0.1") as (port, _):
+        model = json.loads(ask(port, "GET", "/model")[2])
+        prompt = model["first_prompt"]
+        lines = serving.lines(port, prompt=prompt, length=100)
+
+    assert prompt == "def " and model["memories"][0]["slots"] == 10
+    assert "".join(x["text"] for x in lines).startswith(prompt)
+    assert len({x["slots"][0] for x in lines[:-1]}) > 3
+
+
+def test_a_prompt_the_model_does_not_know_is_not_offered(port):
+    assert json.loads(ask(port, "GET", "/model")[2])["first_prompt"] is None
+
+
 @pytest.mark.slow("tensorflow")
 def test_a_saved_model_is_served_too(tmp_path):
     serving.export(tmp_path / "exported", "tf_saved_model")

@@ -160,6 +160,15 @@ def test_text_and_map_grow_while_it_writes(page):
     assert "slot " in page.find("legend").text
 
 
+def test_the_trained_model_writes_when_the_page_opens(browser, tmp_path):
+    with serving.running(tmp_path, "--host", "127.0.0.1") as (port, _):
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        page.wait_for(lambda: page.status == "done")
+
+        assert page.text.startswith("def ")
+        assert page.columns == 4 + 400
+
+
 def test_stop_stops(page):
     page.fill(prompt="abc", length=5000)
     page.on_growth("if (columns > 10) element('stop').click();")

@@ -3,21 +3,36 @@
 import re
 
 import keras
+import numpy as np
 import pytest
 
 pytest.importorskip(
     "tensorflow", reason="the examples' data pipelines are tf.data"
 )
 
+import keras_armin
 from examples import demo
+from examples.support import exported
 from examples.support import trained
+from examples.support.data import sequences
 
 LARGEST_FILE = 1_500_000
+TEXT_BITS = 2.3
 
 
 @pytest.fixture(scope="module")
 def copy():
     return trained.load("copy")
+
+
+@pytest.fixture(scope="module")
+def recall():
+    return trained.load("recall")
+
+
+@pytest.fixture(scope="module")
+def text():
+    return trained.load("text")
 
 
 def test_files_are_small_and_on_the_card():
@@ -30,6 +45,7 @@ def test_files_are_small_and_on_the_card():
         assert f"`{file.name}`" in card
 
 
+@pytest.mark.slow("jax")  # compiles every initializer
 @pytest.mark.parametrize("name", trained.FIGURES)
 def test_files_leave_compilation_to_the_user(name):
     model = keras.models.load_model(trained.FOLDER / f"{name}.keras")
@@ -44,8 +60,43 @@ def test_the_copy_model_reaches_its_figures(copy):
     assert found["loss"] < 0.005
 
 
+def test_the_recall_model_reaches_its_figures(recall):
+    found = trained.recall_figures(recall, per_length=100)
+
+    assert found["right"] >= 0.98
+    assert found["loss"] < 0.05
+    assert recall.get_layer("memory").cell.addressing == "hard"
+
+
+def test_the_text_model_reaches_its_figures(text):
+    found = trained.text_figures(text, every=10)
+
+    assert found["bpc"] < TEXT_BITS
+
+
+@pytest.mark.slow("jax")
+def test_figures_are_those_of_the_weights(text, recall):
+    text, recall = map(keras.models.clone_model, (text, recall))
+
+    assert trained.text_figures(text, every=75)["bpc"] > 7
+    assert trained.recall_figures(recall, per_length=20)["right"] < 0.1
+
+
+def test_the_text_model_and_its_export_are_the_same(text):
+    written = exported.load(trained.FOLDER / "text")
+    ids = list(b"def main(argv=None):\n    return")
+    expected = keras.ops.convert_to_numpy(text(np.array([ids])))[0]
+
+    states, found = written.initial_states(), []
+    for index in ids:
+        logits, states, _ = written.step(index, states)
+        found.append(logits)
+    assert written.vocabulary == bytes(range(256))
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-4)
+
+
 def test_the_demo_prints_a_right_copy_and_its_reads(capsys):
-    demo.main(["--length", "5", "--seed", "3"])
+    demo.show_copy(length=5, seed=3)
     printed = capsys.readouterr().out
     rows = re.findall(
         r"^([01]{8}) +(\d+) +(\d+)  ([01]{8})(.*)$", printed, re.MULTILINE
@@ -58,6 +109,59 @@ def test_the_demo_prints_a_right_copy_and_its_reads(capsys):
         assert int(written) == step + 1  # slot 0 has the first flag
     assert len({read for _, _, read, _, _ in rows}) == 5
     assert "0 of 40 bits are wrong" in printed
+
+
+def test_the_demo_asks_as_in_training():
+    items = np.random.default_rng(0).integers(0, 2, (1, 4, 3, 6))
+    given, *_ = sequences.recall_rows(
+        items.astype("float32"), np.array([[4]]), np.array([[1]])
+    )
+    silence = np.zeros((1, 3, 8))
+
+    found = demo.recall_input(items[0], asked=1)
+    np.testing.assert_array_equal(found, np.concatenate([given, silence], 1))
+
+
+def test_the_demo_prints_what_follows_an_item(capsys):
+    assert demo.show_recall(count=4, seed=3) == 0
+    printed = capsys.readouterr().out
+    item = r"([01]{6} [01]{6} [01]{6})"
+    items = re.findall(rf"^{item}  \d", printed, re.MULTILINE)
+    asked = re.search(rf"what follows  {item}\?", printed)[1]
+    answer = re.search(rf"answer +{item}  read slots \d", printed)[1]
+
+    assert len(items) == 4
+    assert answer == items[items.index(asked) + 1]
+
+
+def test_the_demo_prints_text_above_its_reads(text, capsys):
+    demo.show_text("def ", length=40, seed=1)
+    _, _, shown = capsys.readouterr().out.partition("slots read:\n\n")
+    lines = shown.splitlines()
+    characters, slots = "".join(lines[::2]), "".join(lines[1::2])
+    ids = list(b"def ") + keras_armin.generate(
+        text, list(b"def "), 40, temperature=0.6, seed=1
+    )
+    embedded = text.get_layer("embedding")(np.array([ids]))
+    trace = keras_armin.trace_memory(text.get_layer("armin"), embedded)
+
+    assert characters == "".join(chr(x) if x != 10 else " " for x in ids)
+    assert slots == "".join(map(str, trace.read_slots[0]))
+    assert len(set(slots)) > 3
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--length", "50"], "length takes 1 to 49, not '50'"),
+        (["--items", "x"], "items takes 2 to 5, not 'x'"),
+        (["--prompt", ""], "takes at least one character"),
+    ],
+)
+def test_the_demo_explains_what_it_cannot_do(options, words, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(options)
+    assert words in capsys.readouterr().err
 
 
 def test_the_demo_counts_wrong_bits(monkeypatch, capsys):

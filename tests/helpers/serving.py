@@ -33,13 +33,16 @@ def command(*arguments):
 
 
 @contextlib.contextmanager
-def running(folder):
-    """The port of a server process, and the process. It has no Keras."""
+def running(folder, *options):
+    """The port of a server process, and the process. It has no Keras.
+
+    It serves the export in `folder`, unless there are other options.
+    """
     hidden = folder.parent / "hidden"
     hidden.mkdir(exist_ok=True)
     (hidden / "keras.py").write_text("raise ImportError('not for a server')")
     process = subprocess.Popen(
-        command("--model", folder, "--port", 0),
+        command(*(options or ("--model", folder)), "--port", 0),
         cwd=folder,  # the repository is not the working directory
         env={**os.environ, "PYTHONPATH": str(hidden)},
         stdout=subprocess.PIPE,
