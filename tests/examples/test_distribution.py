@@ -119,7 +119,7 @@ def compare(found, case, expected):
     )
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("tensorflow", "torch")
 @pytest.mark.parametrize(
     "cases",
     [

@@ -78,7 +78,7 @@ def test_bad_command_lines_are_explained(capsys):
     assert "--max-length: must be at least 1, not 0" in capsys.readouterr().err
 
 
-@slow_except_on("tensorflow")
+@slow_except_on("torch")
 def test_the_script_runs_from_another_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, copy_task.__file__, "--help"],

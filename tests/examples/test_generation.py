@@ -96,7 +96,7 @@ def test_a_saved_model_does_what_keras_does_or_is_refused(tmp_path):
         assert description["format"] == "tf_saved_model"
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND == "torch", reason="refused, see above")
 def test_a_saved_model_with_numbered_outputs_can_be_read(step, tmp_path):
     """As they were exported before outputs had names."""

@@ -16,12 +16,11 @@ pytest.importorskip(
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000  # bytes
-# A notebook takes half a minute: three of them, each on a backend of its own.
+# A notebook takes half a minute where it has to be compiled.
 SLOW = pytest.mark.slow
 QUICK = {
-    "forecast": slow_except_on("jax"),
     "permuted_digits": slow_except_on("torch"),
-    "your_own_model": slow_except_on("tensorflow"),
+    "your_own_model": slow_except_on("torch"),
 }
 
 

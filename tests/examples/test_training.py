@@ -24,7 +24,6 @@ from examples.support import cli  # noqa: E402
 from examples.support import networks  # noqa: E402
 from examples.support import runs  # noqa: E402
 from examples.support.cli import RunError  # noqa: E402
-from tests.helpers.common import slow_except_on  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EPOCHS, STEPS = 4, 3
@@ -130,7 +129,7 @@ def rows(path):
     ]
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_to_the_same_bits(tmp_path):
     killed = run_script(tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

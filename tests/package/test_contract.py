@@ -405,7 +405,10 @@ def test_a_saved_model_and_saved_weights_load(network, rng, tmp_path):
 # gradients here do that already.
 @pytest.mark.parametrize(
     "jit_compile",
-    [pytest.param(False, marks=pytest.mark.slow("jax", "tensorflow")), True],
+    [
+        pytest.param(False, marks=pytest.mark.slow("jax", "tensorflow")),
+        pytest.param(True, marks=pytest.mark.slow("torch")),
+    ],
 )
 def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
     if BACKEND == "torch":

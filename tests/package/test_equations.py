@@ -136,7 +136,7 @@ def compare(
             np.testing.assert_allclose(array(final_memory), memory, **close)
 
 
-@pytest.mark.slow_after(2, "jax")
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("group", combinations())
 def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):

@@ -191,7 +191,7 @@ def test_what_a_backend_cannot_do_names_what_can(format, tmp_path, rng):
         keras_armin.export(made("hard", rng), file, format)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_carried_state_of_a_stateful_model_is_exported(tmp_path, rng):
     model = keras.Sequential(
         [
@@ -253,7 +253,7 @@ def spanning(addressing, folder):
     }
 
 
-@pytest.mark.slow_after(1, "jax", "tensorflow")
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
     addressing, tmp_path
@@ -261,7 +261,7 @@ def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(
     assert spanning(addressing, tmp_path) <= ONE_ROW
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow
 def test_that_would_be_seen(tmp_path):
     """With soft addressing there are such operations."""
     assert not spanning("soft", tmp_path) <= ONE_ROW

@@ -19,7 +19,7 @@ from tests.package.test_export import NATIVE
 STEPS = 1000
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "format",
     [

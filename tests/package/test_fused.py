@@ -395,6 +395,7 @@ def test_the_temperature_can_be_trained(addressing, rng, float64):
     )
 
 
+@pytest.mark.slow("jax")
 def test_second_derivatives_are_refused_clearly(rng):
     layer = ARMIN(UNITS, SLOTS)
     x = ops.convert_to_tensor(inputs(rng))
@@ -461,6 +462,7 @@ def test_going_back_twice_gives_the_same(rng):
     np.testing.assert_array_equal(array(first[0]), array(second[0]))
 
 
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "addressing", ["hard", pytest.param("relaxed", marks=pytest.mark.slow)]
 )
@@ -799,6 +801,7 @@ class TestTorch:
 
         assert layer.cell.kernel.value.grad is not None
 
+    @pytest.mark.slow_after(1)
     @pytest.mark.parametrize("options", [{}, EVERYTHING])
     @pytest.mark.parametrize(
         "compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)]

@@ -69,7 +69,7 @@ def finite_differences(loss, weights, rng, per_weight=4):
     [
         pytest.param("soft", marks=pytest.mark.slow("jax")),
         pytest.param("relaxed", marks=pytest.mark.slow("jax")),
-        "soft, everything",
+        pytest.param("soft, everything", marks=pytest.mark.slow("jax")),
         "relaxed, everything",
     ],
 )

@@ -96,6 +96,7 @@ def test_noise_counts_as_much_as_its_scale(make):
         assert least <= (slots == 5).sum() <= most, scale
 
 
+@pytest.mark.slow("jax")
 @each_form
 def test_every_slot_is_read_alike_by_noise(make):
     layer = reader(make)

@@ -38,7 +38,7 @@ def assert_saved_outputs(model, path):
     )
 
 
-@pytest.mark.slow_after(2, "jax", "tensorflow")
+@pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_file
 def test_an_earlier_model_gives_the_same_numbers(path):
     assert_saved_outputs(keras.models.load_model(f"{path}.keras"), path)

@@ -296,6 +296,7 @@ def flow(stream, x):
     )
 
 
+@pytest.mark.slow("tensorflow")
 def test_a_stream_keeps_its_memory(streamed):
     stream, x, whole = streamed
 
