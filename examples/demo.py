@@ -10,8 +10,17 @@ slots of the memory that were read on the way. Nothing is trained or downloaded.
 """
 
 import argparse
+import os
 import pathlib
 import sys
+
+if __name__ == "__main__" and os.environ.get("KERAS_BACKEND") == "jax":
+    # JAX would spend most of the time on optimising what runs once.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 "
+        "--xla_cpu_use_fusion_emitters=false",
+    )
 
 # Lets the script run from anywhere, without the examples being installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -113,7 +122,7 @@ def _numbers(slots):
 def show_text(prompt, length, seed):
     """Prints generated text, below each character the slot read at it."""
     model = trained.load("text")
-    given = list(prompt.encode())
+    given = list(prompt.encode(errors="surrogateescape"))
     ids = given + keras_armin.generate(
         model, given, length, temperature=0.6, seed=seed
     )

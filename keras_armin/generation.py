@@ -16,6 +16,13 @@ from keras_armin import sampling
 from keras_armin import validation
 from keras_armin.step_model import step_model
 
+# Tokens that a compiled loop generates at once. More are generated piece by
+# piece, so that any length takes a loop of this size and little memory.
+_PIECE = 1024
+# With more than this, noise times temperature may exceed float32. Logits make
+# no difference long before.
+_LARGEST_TEMPERATURE = 1e30
+
 
 def generate(
     model: keras.Model,
@@ -39,10 +46,10 @@ def generate(
         prompt: Sequence of at least one token id, or a batch of such
             sequences, which may differ in length.
         length: int. Number of tokens to generate.
-        temperature: float. Sampling temperature; with 0 the most likely token
-            is always taken. Defaults to `1.0`.
-        top_k: int. Sample from this many most likely tokens. Defaults to
-            `None`, all of them.
+        temperature: float. Sampling temperature, 0 to 1e30; with 0 the most
+            likely token is always taken. Defaults to `1.0`.
+        top_k: int. Sample from this many most likely tokens, all if there are
+            fewer. Defaults to `None`, all of them.
         seed: int, the same for every prompt, or one for each prompt of a
             batch. A prompt is continued in the same way alone and in any batch
             (up to rounding). `None` draws a new seed for each prompt, in each
@@ -84,7 +91,9 @@ class Generator:
     A call takes the arguments of `keras_armin.generate` after the model, and
     returns the same. On TensorFlow and JAX the loop is compiled, and reused as
     long as the size of the batch and the lengths, rounded up to a power of
-    two, stay the same; on torch it runs eagerly.
+    two, stay the same; on torch it runs eagerly. Beyond 1,024 tokens the loop
+    is called again for the next ones: of a very long text only the token ids
+    are kept. `stream` keeps nothing, and its first token comes at once.
 
     Args:
         model: As for `keras_armin.generate`.
@@ -156,22 +165,30 @@ class Generator:
         return tokens if request.is_batch else (ids[0] for ids in tokens)
 
     def _generate(self, request):
-        length = request.length
-        if length == 0:
+        if request.length == 0:
             return [[] for _ in request.prompts]
-        shape = (_rounded_up(length), len(request.seeds), self.vocabulary_size)
-        noise = np.zeros(shape, "float32")
-        for column, rng in enumerate(map(np.random.default_rng, request.seeds)):
+        rngs = [np.random.default_rng(seed) for seed in request.seeds]
+        carried = self._after_all_but_last(request.prompts)
+        size, written = min(_rounded_up(request.length), _PIECE), []
+        for start in range(0, request.length, size):
+            length = min(size, request.length - start)
+            tokens, *carried = self._write(
+                ops.convert_to_tensor(length, "int32"),
+                ops.convert_to_tensor(self._draw_noise(rngs, length, size)),
+                *request.options,
+                *carried,
+            )
+            written.append(ops.convert_to_numpy(tokens)[:length])
+        return np.concatenate(written).T.tolist()
+
+    def _draw_noise(self, rngs, length, size):
+        """Noise for `length` tokens, in an array for `size` of them."""
+        noise = np.zeros((size, len(rngs), self.vocabulary_size), "float32")
+        for column, rng in enumerate(rngs):
             noise[:length, column] = sampling.gumbel_noise(
                 rng, length, self.vocabulary_size
             )
-        written = self._write(
-            ops.convert_to_tensor(length, "int32"),
-            ops.convert_to_tensor(noise),
-            *request.options,
-            *self._after_all_but_last(request.prompts),
-        )
-        return ops.convert_to_numpy(written)[:length].T.tolist()
+        return noise
 
     def _stream(self, request):
         rngs = [np.random.default_rng(seed) for seed in request.seeds]
@@ -232,12 +249,12 @@ class Generator:
 
         start = ops.zeros((), "int32")
         written = ops.zeros((noise.shape[0], ids.shape[0]), "int32")
-        _, written, *_ = ops.while_loop(
+        _, *written_and_carried = ops.while_loop(
             lambda time, *_: time < length,
             one_step,
             (start, written, ids, *states),
         )
-        return written
+        return written_and_carried
 
     def _next_tokens(self, noise, temperature, top_k, ids, *states):
         logits, *states = self._step([ids, *states], training=False)
@@ -256,7 +273,9 @@ class Generator:
         )
 
     def _check_options(self, temperature, top_k):
-        temperature = validation.not_negative("temperature", temperature)
+        temperature = validation.between(
+            "temperature", temperature, 0, _LARGEST_TEMPERATURE
+        )
         top_k = validation.size_or_default("top_k", top_k, self.vocabulary_size)
         top_k = min(top_k, self.vocabulary_size)
         return (
@@ -266,25 +285,21 @@ class Generator:
 
     def _check_prompt(self, prompt):
         """A list of arrays, and whether it was a batch."""
-        if not isinstance(prompt, (str, bytes, list, tuple)):
-            prompt = ops.convert_to_numpy(prompt)
-        rows = [np.asarray(row) for row in prompt]
+        given = list(_rows(prompt))
+        rows = [_array(row, prompt) for row in given]
         is_batch = any(row.ndim > 0 for row in rows)
-        rows = rows if is_batch else [np.array(rows)]
+        rows = rows if is_batch else [_array(given, prompt)]
         for row in rows:
             self._check_ids(row)
         return rows, is_batch
 
     def _check_ids(self, row):
-        takes = (
-            "Argument `prompt` must be a sequence of at least one token id, "
-            "or a batch of such sequences. "
-        )
         if row.size == 0:
-            raise ValueError(f"{takes}Received: an empty prompt")
+            raise ValueError(f"{_PROMPT} Received: an empty prompt")
         if row.ndim != 1 or row.dtype.kind not in "iu":
             advice = " Encode text first." if row.dtype.kind in "US" else ""
-            raise TypeError(f"{takes}Received: {row.tolist()!r}.{advice}")
+            received = _shortened(row.tolist())
+            raise TypeError(f"{_PROMPT} Received: {received}.{advice}")
         unknown = row[(row < 0) | (row >= self._input_size)]
         if unknown.size:
             raise ValueError(
@@ -294,12 +309,39 @@ class Generator:
             )
 
 
+_PROMPT = (
+    "Argument `prompt` must be a sequence of at least one token id, or a batch "
+    "of such sequences."
+)
+
+
+def _rows(prompt):
+    """What a prompt consists of: token ids, or sequences of them."""
+    if isinstance(prompt, (str, bytes, list, tuple, range)):
+        return prompt
+    if np.ndim(prompt) == 0:
+        raise TypeError(f"{_PROMPT} Received: {_shortened(prompt)}")
+    return ops.convert_to_numpy(prompt)
+
+
+def _array(row, prompt):
+    try:
+        return np.asarray(row)
+    except ValueError as error:  # sequences of different lengths
+        raise TypeError(f"{_PROMPT} Received: {_shortened(prompt)}") from error
+
+
+def _shortened(value):
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _check_seed(seed, size, is_batch):
     """A list of seeds: of one for all, or of one for each prompt."""
     if seed is None:
         # Like Keras, from the generator that `set_random_seed` seeds.
         return [random.getrandbits(32) for _ in range(size)]
-    if not is_batch or np.ndim(seed) == 0:
+    if not is_batch or not isinstance(seed, (list, tuple, range, np.ndarray)):
         return [validation.count("seed", seed)]
     if len(seed) != size:
         raise ValueError(

@@ -81,6 +81,15 @@ def not_negative(
     return number
 
 
+def between(name: str, value: Any, low: float, high: float) -> float:
+    """A number from `low` to `high`."""
+    takes = f"a number from {low:g} to {high:g}"
+    number = _real(name, value, takes)
+    if not low <= number <= high:  # nor is NaN
+        raise ValueError(_message(name, value, takes))
+    return number
+
+
 _ANNEALING = {
     "temperature": "TemperatureAnnealing",
     "noise_scale": "NoiseAnnealing",

@@ -15,6 +15,7 @@ from examples import demo
 from examples.support import exported
 from examples.support import trained
 from examples.support.data import sequences
+from keras_armin import sampling
 
 LARGEST_FILE = 1_500_000
 TEXT_BITS = 2.3
@@ -95,6 +96,23 @@ def test_the_text_model_and_its_export_are_the_same(text):
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-4)
 
 
+def test_the_export_writes_the_text_of_the_model(text):
+    written = exported.load(trained.FOLDER / "text")
+    prompt, options = list(b"def "), {"length": 40, "temperature": 0.6}
+    found = sampling.generate_steps(
+        written.step,
+        written.initial_states(),
+        prompt,
+        **options,
+        top_k=256,
+        seed=1,
+    )
+    expected = keras_armin.generate(text, prompt, **options, seed=1)
+
+    assert [token for token, _ in found] == prompt + expected
+    assert len(set(expected)) > 5
+
+
 def test_the_demo_prints_a_right_copy_and_its_reads(capsys):
     demo.show_copy(length=5, seed=3)
     printed = capsys.readouterr().out
@@ -162,6 +180,12 @@ def test_the_demo_explains_what_it_cannot_do(options, words, capsys):
     with pytest.raises(SystemExit):
         demo.main(options)
     assert words in capsys.readouterr().err
+
+
+def test_the_demo_continues_any_bytes(text, capsys):
+    # As a shell passes what is not UTF-8.
+    demo.show_text("\udcff\u00e9", length=40, seed=1)
+    assert "after '\\udcff\u00e9'" in capsys.readouterr().out
 
 
 def test_the_demo_counts_wrong_bits(monkeypatch, capsys):

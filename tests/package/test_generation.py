@@ -6,6 +6,7 @@ import pytest
 
 import keras_armin
 from keras_armin import ARMIN
+from keras_armin import generation
 from keras_armin import sampling
 from tests.helpers.common import BACKEND
 from tests.helpers.common import array
@@ -188,6 +189,41 @@ def test_nothing_is_generated_if_nothing_is_asked_for(generator):
     assert generator(PROMPTS, 0) == [[]] * 4
 
 
+def test_long_texts_are_generated_in_pieces(generator, monkeypatch):
+    expected = generator(PROMPT, 20, seed=1)
+    monkeypatch.setattr(generation, "_PIECE", 8)
+    assert generator(PROMPT, 20, seed=1) == expected
+
+
+def test_ten_million_tokens_start_at_once(generator, monkeypatch):
+    tokens = generator.stream(PROMPT, 10_000_000, seed=1)
+    expected = generator(PROMPT, 20, seed=1)
+    assert [next(tokens) for _ in range(3)] == expected[:3]
+
+    drawn = []
+
+    def interrupted(rng, *shape):
+        drawn.append(shape)
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+        return np.zeros(shape, "float32")
+
+    monkeypatch.setattr(generation, "_PIECE", 8)
+    monkeypatch.setattr(sampling, "gumbel_noise", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generator(PROMPT, 10_000_000)
+    assert drawn == [(8, TOKENS)] * 3
+
+
+def test_extreme_options_have_their_limits_as_results(generator):
+    most_likely = generator(PROMPT, 20, temperature=0)
+    assert generator(PROMPT, 20, temperature=1e-300) == most_likely
+    assert len(set(generator(PROMPT, 20, temperature=1e30))) > 3
+    assert generator(PROMPT, 20, top_k=10**12) == generator(PROMPT, 20)
+    assert generator(PROMPT, 20, seed=2**200) != generator(PROMPT, 20)
+    assert generator(range(3), 20) == generator([0, 1, 2], 20)
+
+
 @pytest.mark.skipif(BACKEND == "torch", reason="the loop is not compiled")
 def test_similar_lengths_share_a_compiled_loop(model, monkeypatch):
     traced = []
@@ -273,11 +309,26 @@ def test_a_prompt_may_hold_tokens_that_are_never_generated():
         (TypeError, r"`prompt`.*\[1.5\]\.$", {"prompt": [1.5]}),
         (TypeError, "`prompt`", {"prompt": [1, [2]]}),
         (TypeError, "`prompt`", {"prompt": [[[1]]]}),
+        (TypeError, r"`prompt`.*\[4\]\]\]$", {"prompt": [[1, 2], [3, [4]]]}),
+        (TypeError, "`prompt`.*Received: None$", {"prompt": None}),
+        (TypeError, "`prompt`.*Received: 5$", {"prompt": 5}),
+        (TypeError, r"`prompt`.*\[None\]", {"prompt": [None]}),
+        (TypeError, r"`prompt`.*\[True\]", {"prompt": [True]}),
+        (TypeError, r"`prompt`.*\.{4} Encode", {"prompt": "x" * 9999}),
+        (ValueError, "`prompt`.*empty", {"prompt": np.zeros((0, 3), "int32")}),
+        (ValueError, "`prompt`.*empty", {"prompt": np.zeros((2, 0), "int32")}),
         (ValueError, "`length`.*Received: length=-1", {"length": -1}),
+        (TypeError, "`length`.*Received: length=None", {"length": None}),
         (TypeError, "`length`", {"length": 1.5}),
         (ValueError, "`temperature`.*-0.1", {"temperature": -0.1}),
         (ValueError, "`temperature`.*nan", {"temperature": float("nan")}),
+        (ValueError, "`temperature`.*=inf", {"temperature": float("inf")}),
+        (ValueError, r"from 0 to 1e\+30.*1e\+39", {"temperature": 1e39}),
+        (TypeError, "`temperature`.*'hot'", {"temperature": "hot"}),
         (ValueError, "`top_k`.*Received: top_k=0", {"top_k": 0}),
+        (TypeError, "`top_k`.*Received: top_k=2.5", {"top_k": 2.5}),
+        (TypeError, "`seed`.*Received: seed='a'", {"seed": "a"}),
+        (TypeError, "`seed`.*Received: seed=1.5", {"seed": 1.5}),
         (ValueError, "`seed`.*Received: seed=-1", {"seed": -1}),
         (TypeError, "`seed`", {"seed": [1]}),
         (ValueError, "`seed`.*2 prompts", {"prompt": [[1]] * 2, "seed": [1]}),
@@ -305,3 +356,18 @@ def test_models_that_do_not_generate_are_explained():
     with pytest.raises(ValueError, match="'head', applies a softmax: remove"):
         softmax = keras.layers.Softmax(name="head")
         keras_armin.Generator(keras.Model(ids, softmax(y)))
+
+
+def test_what_is_no_model_of_sequences_is_explained():
+    for wrong in (None, "model.keras", ARMIN(4, memory_slots=2)):
+        kind = type(wrong).__name__
+        with pytest.raises(TypeError, match=f"`model`.*Received: {kind}"):
+            keras_armin.generate(wrong, [1], 3)
+    head = keras.layers.Dense(TOKENS)
+    with pytest.raises(ValueError, match="`model`.*that is built"):
+        keras_armin.generate(keras.Sequential([head]), [1], 3)
+    with pytest.raises(ValueError, match="`model` must have a recurrent layer"):
+        keras_armin.generate(language_model(), [1], 3)
+    both = keras.layers.Bidirectional(keras.layers.SimpleRNN(4))
+    with pytest.raises(ValueError, match="Bidirectional.*starts from the end"):
+        keras_armin.generate(language_model(both), [1], 3)
