@@ -40,6 +40,20 @@ CASES = {
     },
     "SAB": {"store_every": 2},
     "SAB, each step": {"memory_slots": 3, "top_k": 7},
+    "IndRNN": {},
+    "IndRNN normalised": {"layer_norm": True},
+    "RHN": {"depth": 3},
+    "RHN normalised": {"layer_norm": True, "coupled": False},
+    "HyperRHN": {},
+    "HyperRHN normalised": {"layer_norm": True, "coupled": False},
+    "NAS": {"projection_units": 5},
+    "NAS normalised": {"layer_norm": True},
+    "FSLSTM": {},
+    "FSLSTM of four": {"fast_cells": 4, "layer_norm": False},
+    "HyperLSTM": {},
+    "HyperLSTM plain": {"layer_norm": False},
+    "HMLSTM": {"slope": 1.5},
+    "HMLSTM normalised": {"layer_norm": True, "levels": 4},
 }
 
 
