@@ -81,7 +81,7 @@ def quoted_layer(name, units, slots, inputs):
         return sum(math.prod(w.shape) for w in layer.trainable_weights)
 
     target = armin_parameters(units, slots, inputs)
-    found = networks_support.nearest_units(count, target, most=20 * units)
+    found = networks_support.nearest_units(count, target, most=100 * units)
     keras.utils.clear_session(free_memory=False)
     return make(found, return_sequences=True)
 

@@ -251,7 +251,7 @@ LEARNERS = {
         "state_activation": "tanh",
     },
     "SAB": {"units": 16, "memory_slots": 6, "top_k": 2},
-    "IndRNN": {"units": 32, "max_length": 6},
+    "IndRNN": {"units": 32, "max_length": 6, "layer_norm": True},
     "RHN": {"units": 16, "depth": 3},
     "HyperRHN": {"units": 16, "depth": 3, "hyper_units": 8},
     "NAS": {"units": 16},
