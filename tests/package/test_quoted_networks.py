@@ -341,6 +341,24 @@ def test_the_slope_follows_a_schedule_and_a_callback(rng):
         assert array(layer.cell.slope) == pytest.approx(3.0)  # third update
 
 
+# --- export -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@each_quoted
+def test_an_exported_network_gives_the_same_numbers(name, rng, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    layer = make(name, rng, scale=1.0)
+    model = keras.Sequential([keras.Input((None, FEATURES)), layer])
+    keras_armin.export(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    x = inputs(rng, time=12)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 # --- no NaN -----------------------------------------------------------------
 
 
