@@ -114,7 +114,7 @@ def trace_boundaries(
             f"`keras.layers.RNN` around an `HMLSTMCell`. Received: {layer}"
         )
     found = _trace(layer, sequences, initial_state, mask, training, reset)
-    return _batch_first(found.read_weights) > 0.5
+    return _batch_first(found.read_weights > 0.5)
 
 
 def _trace(
@@ -138,8 +138,7 @@ def _trace(
 
 
 def _batch_first(weights: Tensor) -> np.ndarray:
-    weights = ops.convert_to_numpy(ops.cast(weights, "float32"))
-    return np.swapaxes(np.array(weights), 0, 1)
+    return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
 
 
 def _as_tensor(sequences: Any) -> Tensor:

@@ -190,13 +190,23 @@ def _each(names):
 each_network = _each(NETWORKS)
 
 
+# What takes long on torch too is left to the first of those without a memory.
+LONG_ON_TORCH = ("RHN", "HyperRHN", "NAS", "FSLSTM", "HyperLSTM", "HMLSTM")
+
+
 def armin_then_others(*slow_on):
     """Every network; those other than ARMIN are slow on these backends."""
-    slow = pytest.mark.slow(*slow_on)
+
+    def marks(name):
+        if name == "ARMIN":
+            return []
+        on = () if name in LONG_ON_TORCH else slow_on
+        return [pytest.mark.slow(*on)]
+
     return pytest.mark.parametrize(
         "network",
         [
-            pytest.param(x, id=name, marks=[] if name == "ARMIN" else slow)
+            pytest.param(x, id=name, marks=marks(name))
             for name, x in NETWORKS.items()
         ],
     )

@@ -56,7 +56,7 @@ def weights_of(layer):
 # --- IndRNN -----------------------------------------------------------------
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("tensorflow", "torch")  # seconds, unlike a compiled loop
 def test_the_gradient_of_indrnn_over_5000_steps_is_within_its_bound():
     steps = 5000
     layer = make("IndRNN", units=2, max_length=steps)
@@ -79,6 +79,7 @@ def test_the_gradient_of_indrnn_over_5000_steps_is_within_its_bound():
     assert found[0] == pytest.approx(0.5, rel=0.01)
 
 
+@pytest.mark.slow("jax")
 def test_units_of_indrnn_do_not_see_each_other(rng):
     layer = make("IndRNN", rng, return_state=True)
     layer.cell.recurrent_weights.assign(np.full(UNITS, 0.9))
@@ -96,6 +97,7 @@ def test_units_of_indrnn_do_not_see_each_other(rng):
     assert np.abs(a[..., 2] - b[..., 2]).max() > 1e-3
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize(
     ("max_length", "bound"), [(None, 1.0), (1, 2.0), (50, 2 ** (1 / 50))]
 )
@@ -113,6 +115,7 @@ def test_training_keeps_the_weights_of_indrnn_in_bounds(max_length, bound, rng):
 # --- highways ---------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("name", ["RHN", "HyperRHN"])
 def test_coupled_gates_sum_to_one(name, rng):
     """With h at 1, a state of ones stays, whatever the gates."""
@@ -126,6 +129,7 @@ def test_coupled_gates_sum_to_one(name, rng):
     assert np.abs(y - 1).max() > 0.1
 
 
+@pytest.mark.slow("jax")
 def test_closed_gates_of_rhn_carry_the_state(rng):
     layer = make("RHN", transform_bias=-40.0)
     h = rng.normal(size=(BATCH, UNITS)).astype("float32")
@@ -134,6 +138,7 @@ def test_closed_gates_of_rhn_carry_the_state(rng):
     np.testing.assert_allclose(y, np.repeat(h[:, None], TIME, 1), atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 def test_hyper_rhn_of_fixed_scales_is_rhn(rng):
     hyper, plain = make("HyperRHN", rng), make("RHN")
     for layer in (1, 2):
@@ -150,6 +155,7 @@ def test_hyper_rhn_of_fixed_scales_is_rhn(rng):
 # --- LSTMs ------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("layer_norm", [True, False])
 def test_hyper_lstm_of_fixed_scales_is_layer_norm_lstm(layer_norm, rng):
     hyper = make("HyperLSTM", rng, layer_norm=layer_norm)
@@ -173,6 +179,7 @@ def test_hyper_lstm_of_fixed_scales_is_layer_norm_lstm(layer_norm, rng):
     np.testing.assert_allclose(array(hyper(x)), array(plain(x)), atol=1e-5)
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("fast_cells", [2, 4])
 def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
     """The same slow state as an LSTM that sees what the first cell gives."""
@@ -211,6 +218,7 @@ def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
         )
 
 
+@pytest.mark.slow("jax")
 def test_zoneout_of_fs_lstm_keeps_cells_of_every_lstm(rng):
     layer = make(
         "FSLSTM", rng, zoneout_cell=0.5, seed=3, units=40, return_state=True
@@ -239,6 +247,7 @@ def planted(layer, level, bias):
     getattr(layer.cell, f"bias_{level}").assign(value)
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_boundary_of_0_copies_the_state_bit_for_bit(dtype, rng):
     layer = make("HMLSTM", rng, return_state=True, dtype=dtype)
@@ -258,6 +267,7 @@ def test_a_boundary_of_0_copies_the_state_bit_for_bit(dtype, rng):
         assert (after[:, :UNITS] != before[:, :UNITS]).any()
 
 
+@pytest.mark.slow("jax")
 def test_a_boundary_of_1_forgets_the_cell_and_moves_the_level_above(rng):
     layer = make("HMLSTM", rng, return_state=True)
     planted(layer, 1, 1.0)
