@@ -67,7 +67,8 @@ class IndRNNCell(RecurrentCell):
         activation: Defaults to `"relu"`.
         use_bias: bool. Defaults to `True`.
         max_length: int. The longest sequence, T. Defaults to `None`: of any
-            length, with a bound of 1.
+            length, with a bound of 1, also for a state that is carried from
+            batch to batch.
         layer_norm: bool. Defaults to `False`.
         kernel_initializer, kernel_regularizer, kernel_constraint: For
             `kernel`. The initializer defaults to `"glorot_uniform"`.
