@@ -1,6 +1,7 @@
 """Measure ARMIN's speed and memory against an LSTM with as many parameters.
 
     KERAS_BACKEND=jax python examples/benchmark.py train
+    KERAS_BACKEND=jax python examples/benchmark.py train --model NAS RHN
     KERAS_BACKEND=jax python examples/benchmark.py memory
     KERAS_BACKEND=jax python examples/benchmark.py inference
     KERAS_BACKEND=jax python examples/benchmark.py scaling
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import sys
 
 # Lets the script run from anywhere, without the examples being installed.
@@ -64,8 +66,8 @@ QUICK = {
 SMALL = {"units": 8, "batch": 2, "time": 10}
 
 
-def training_times(repeats, title, units, slots, batch, time):
-    layers = benchmarking.layers(units, slots, INPUTS)
+def training_times(repeats, title, units, slots, batch, time, quoted=()):
+    layers = benchmarking.layers(units, slots, INPUTS, quoted)
     calls = benchmarking.training_steps(layers, batch, time, INPUTS)
     best, _ = benchmarking.best_times(calls, repeats, title)
     return {name: 1e3 * seconds for name, seconds in best.items()}
@@ -133,20 +135,28 @@ MEASURES = {
 }
 
 
-def measure(question, repeats=None, quick=False, small=False):
-    """All points of a benchmark, as `--json` writes them."""
+def measure(question, repeats=None, quick=False, small=False, quoted=()):
+    """All points of a benchmark, as `--json` writes them.
+
+    `quoted` are networks that "train" also measures, at its own sizes alone.
+    """
     function, unit, default_repeats = MEASURES[question]
     repeats = repeats or default_repeats
     base = dict(SETTINGS[question])
     if small:
         base.update({k: v for k, v in SMALL.items() if k in base})
     varied = (QUICK if quick or small else VARIED)[question]
+    further = {}
+    if quoted:
+        varied, further = {"units": [base["units"]]}, {"quoted": quoted}
     points = []
     for name, values in varied.items():
         for value in values:
             setting = {**base, name: value}
             sizes = ", ".join(f"{k} {v}" for k, v in setting.items())
-            found = function(repeats, f"{question}: {sizes}", **setting)
+            found = function(
+                repeats, f"{question}: {sizes}", **setting, **further
+            )
             print(table(found, unit))
             points.append({"varied": name, **setting, "found": found})
     return {
@@ -159,6 +169,10 @@ def measure(question, repeats=None, quick=False, small=False):
     }
 
 
+# Neither FSLSTM nor the like.
+_LSTMS = re.compile(r"(keras\.layers\.|torch\.nn\.|LayerNorm)LSTM")
+
+
 def table(found, unit):
     """Values, also relative to the best LSTM and the reference loop."""
     lines = [f"  {'':34} {unit:>12}"]
@@ -166,7 +180,7 @@ def table(found, unit):
         line = f"  {name:34} {value:12.1f}"
         # "LAYER, KIND" is compared with its own kind.
         kind = name.partition(", ")[2]
-        lstm = [v for k, v in found.items() if "LSTM" in k and kind in k]
+        lstm = [v for k, v in found.items() if _LSTMS.match(k) and kind in k]
         if lstm:
             line += f"   {value / min(lstm):5.2f} x the best LSTM"
         if PLAIN in found:
@@ -201,6 +215,14 @@ def parse_arguments(argv):
         )
         command.add_argument("--quick", action="store_true", help="fewer sizes")
         command.add_argument("--small", action="store_true", help="tiny sizes")
+        if question == "train":
+            command.add_argument(
+                "--model",
+                nargs="+",
+                default=[],
+                choices=benchmarking.QUOTED,
+                help="further networks, with as many parameters as ARMIN",
+            )
         command.add_argument("--json", help="file to write the numbers to")
         command.add_argument("--plot", help="file to write the picture to")
     plot = commands.add_parser("plot")
@@ -219,7 +241,11 @@ def main(argv=None):
         plotting.draw_benchmark(results, arguments.plot)
         return
     result = measure(
-        arguments.command, arguments.repeats, arguments.quick, arguments.small
+        arguments.command,
+        arguments.repeats,
+        arguments.quick,
+        arguments.small,
+        getattr(arguments, "model", ()),
     )
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1))

@@ -84,12 +84,26 @@ _SETTINGS = {
     "--updates 164000 --epoch-updates 1000 --zoneout 0.3 "
     "--zoneout-hidden 0.05",
 }
-# Settings of other networks. Except in the paper's own comparisons, the LSTM
-# has as many parameters as ARMIN.
+# Settings of other networks. Except in the paper's own comparisons, they have
+# as many parameters as ARMIN.
 _OTHER_SETTINGS = {
     ("quick", "ln-lstm"): "--units 186",
     ("library", "ln-lstm"): "--units 198",
     ("ptb-small", "ln-lstm"): "--units 372",
+    ("ptb-small", "ntm"): "--units 227",
+    ("ptb-small", "dnc"): "--units 228",
+    ("ptb-small", "sam"): "--units 247",
+    ("ptb-small", "tardis"): "--units 248",
+    ("ptb-small", "awta"): "--units 196",
+    ("ptb-small", "sab"): "--units 349",
+    # Without `--max-length`: the state is carried through the whole text.
+    ("ptb-small", "indrnn"): "--units 372 --layers 6 --residual",
+    ("ptb-small", "rhn"): "--units 261",
+    ("ptb-small", "hyper-rhn"): "--units 250 --hyper-units 32",
+    ("ptb-small", "nas"): "--units 248",
+    ("ptb-small", "fs-lstm"): "--units 227 --slow-units 100",
+    ("ptb-small", "hyper-lstm"): "--units 327 --hyper-units 64",
+    ("ptb-small", "hm-lstm"): "--units 153 --annealing 5000",
     ("paper-ptb", "ln-lstm"): "--units 1024 --zoneout 0.5",
     ("paper-light", "ln-lstm"): "--units 1024 --batch-size 128 "
     "--updates 159400 --epoch-updates 797 --zoneout 0.5",
@@ -97,6 +111,18 @@ _OTHER_SETTINGS = {
     ("paper-ptb", "ntm"): "--slots 50",
     ("paper-ptb", "tardis"): "--units 1000 --key-dim 100",
     ("paper-ptb", "awta"): "--key-dim 100",
+    # Sizes of the publications; of NASCell there is only a number of
+    # parameters, 16.28 million.
+    ("paper-ptb", "hm-lstm"): "--units 512 --annealing 26500",
+    ("paper-ptb", "hyper-lstm"): "--units 1000 --layers 2",
+    ("paper-ptb", "nas"): "--units 1360 --no-layer-norm",
+    ("paper-ptb", "rhn"): "--units 1000 --depth 7 --no-layer-norm",
+    ("paper-ptb", "hyper-rhn"): "--units 1000 --depth 7 --no-layer-norm",
+    # IndRNN-21; 200 passes.
+    ("paper-ptb", "indrnn"): "--layers 21 --residual --units 2000 --steps 50 "
+    "--learning-rate 2e-4 --updates 159400 "
+    "--epoch-updates 797",
+    ("paper-ptb", "fs-lstm"): "--units 700 --slow-units 400 --zoneout 0.5",
 }
 # Bits per character on the test text in the paper.
 _PAPER_BPC = {
@@ -109,6 +135,13 @@ _PAPER_BPC = {
     ("paper-light", "armin"): 1.238,
     ("paper-light", "ln-lstm"): 1.39,
     ("paper-enwik8", "armin"): 1.331,
+    # As the paper quotes them.
+    ("paper-ptb", "hm-lstm"): 1.24,
+    ("paper-ptb", "hyper-lstm"): 1.219,
+    ("paper-ptb", "nas"): 1.214,
+    ("paper-ptb", "hyper-rhn"): 1.19,
+    ("paper-ptb", "fs-lstm"): 1.19,
+    ("paper-ptb", "indrnn"): 1.21,
 }
 # Settings that have to be the paper's for its figure to apply.
 _COMPARED = ("data", "units", "slots", "layers", "steps", "batch_size")
@@ -134,7 +167,8 @@ def build_model(arguments, symbols, batch_size, updates):
     """Predicts the next character at each character, and carries its state.
 
     A projection between two layers makes the inputs of the second one as
-    narrow as those of the first.
+    narrow as those of the first; with `--residual` there is none, and each
+    layer adds to what enters it.
     """
     ids = keras.Input(batch_shape=(batch_size, None), dtype="int32", name="ids")
     reset = keras.Input(batch_shape=(batch_size,), dtype="bool", name="reset")
@@ -145,10 +179,9 @@ def build_model(arguments, symbols, batch_size, updates):
         name="inputs_1",
     )(ids)
     for number in range(1, arguments.layers + 1):
+        below = x
         if number > 1:
-            x = keras.layers.Dense(
-                arguments.embedding, name=f"inputs_{number}"
-            )(x)
+            x = between(arguments, name=f"inputs_{number}")(x)
         x = networks.build(
             arguments,
             # Layers with the same seed would have the same noise.
@@ -157,6 +190,8 @@ def build_model(arguments, symbols, batch_size, updates):
             return_sequences=True,
             name=f"layer_{number}",
         )(x, reset=reset)
+        if number > 1 and arguments.residual:
+            x = keras.layers.Add(name=f"sum_{number}")([below, x])
     logits = keras.layers.Dense(symbols, name="logits")(x)
     model = keras.Model({"ids": ids, "reset": reset}, logits)
     learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay(
@@ -172,6 +207,13 @@ def build_model(arguments, symbols, batch_size, updates):
         weighted_metrics=[networks.BitsPerCharacter()],
     )
     return model
+
+
+def between(arguments, name):
+    """What connects a layer with the layer below."""
+    if arguments.residual:
+        return keras.layers.Identity(name=name)
+    return keras.layers.Dense(arguments.embedding, name=name)
 
 
 def train(run, model, corpus, arguments, sections, updates):
@@ -225,11 +267,26 @@ def draw_reads(single, corpus, path):
     # From the bottom up: computing the inputs of a layer advances the state of
     # the layer below.
     for layer in memory_layers(single):
-        below = single.get_layer(layer.name.replace("layer", "inputs"))
-        inputs = keras.Model(single.input, below.output)(batch_of(shown))
+        inputs = inputs_of(layer, single, shown)
         traces.append(keras_armin.trace_memory(layer, inputs))
     characters = [corpus.decode([i]) for i in shown]
     plotting.draw_text_reads(traces, characters, path)
+
+
+def draw_boundaries(layer, single, corpus, path):
+    """Draws where the segments of an HM-LSTM end in the test text."""
+    known = min(TEST_STEPS, len(corpus.test) // 2)
+    shown = corpus.test[known : known + PICTURE_CHARACTERS]
+    single.predict_on_batch(batch_of(corpus.test[:known], reset=True))
+    found = keras_armin.trace_boundaries(layer, inputs_of(layer, single, shown))
+    characters = [corpus.decode([i]) for i in shown]
+    ax = keras_armin.plot_boundaries(found, characters)
+    ax.figure.savefig(path, dpi=120)
+
+
+def inputs_of(layer, single, ids):
+    below = single.get_layer(layer.name.replace("layer", "inputs"))
+    return keras.Model(single.input, below.output)(batch_of(ids))
 
 
 def memory_layers(model):
@@ -252,6 +309,7 @@ _TEXT_OPTIONS = {
     "updates": (positive, None, "updates in all"),
     "epoch_updates": (positive, None, "updates between validations"),
     "layers": (positive, None, "number of recurrent layers"),
+    "residual": (bool, False, "add the output of a layer to its input"),
     "embedding": (positive, 128, "size of the character embedding"),
 }
 # Options that matter only after training.
@@ -354,6 +412,9 @@ def show(run, model, corpus, prompt, arguments, updates):
     test_bpc = evaluate(single, tested)
     if memory_layers(single):
         draw_reads(single, corpus, run.folder / "reads.png")
+    if arguments.model == "hm-lstm":
+        path = run.folder / "boundaries.png"
+        draw_boundaries(single.get_layer("layer_1"), single, corpus, path)
     show_sample(single, corpus, prompt, arguments)
     ms_per_update = statistics.median(
         # The first includes compilation.

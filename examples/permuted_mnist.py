@@ -76,6 +76,14 @@ NETWORKS = {
     # As many states as the others have slots, over all of MNIST.
     "sab": "--units 128 --slots 28 --store-every 28 --truncate-every 28 "
     "--top-k 5",
+    # As many parameters as the LSTM, except IndRNN, of which one layer has few.
+    "indrnn": "--units 128",
+    "rhn": "--units 81",
+    "hyper-rhn": "--units 67 --hyper-units 32",
+    "nas": "--units 90",
+    "fs-lstm": "--units 63 --slow-units 50",
+    "hyper-lstm": "--units 103 --hyper-units 32",
+    "hm-lstm": "--units 48",
 }
 # Learned fastest of the settings tried on the digits. On 14 x 14 pixels it
 # stayed at chance, so MNIST uses the defaults.

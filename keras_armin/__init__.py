@@ -10,7 +10,9 @@ from keras_armin.export_lib import export
 from keras_armin.generation import Generator
 from keras_armin.generation import generate
 from keras_armin.inspection import MemoryTrace
+from keras_armin.inspection import trace_boundaries
 from keras_armin.inspection import trace_memory
+from keras_armin.plots import plot_boundaries
 from keras_armin.plots import plot_memory
 from keras_armin.step_model import StepModel
 from keras_armin.step_model import step_model
@@ -32,8 +34,10 @@ __all__ = [
     "distribution",
     "export",
     "generate",
+    "plot_boundaries",
     "plot_memory",
     "step_model",
     "streaming_model",
+    "trace_boundaries",
     "trace_memory",
 ]

@@ -1,4 +1,4 @@
-"""Inspecting the memory: which slots are read and written at each step."""
+"""Looking inside: slots read and written, and boundaries, at each step."""
 
 from typing import Any
 from typing import NamedTuple
@@ -7,8 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_armin.baselines import HMLSTMCell
 from keras_armin.memory_cell import MemoryCell
 from keras_armin.memory_rnn import MemoryRNN
+from keras_armin.reference_loop import LoopResult
 from keras_armin.types import Tensor
 
 
@@ -72,6 +74,57 @@ def trace_memory(
     >>> trace.write_slots[0, :4].tolist()
     [0, 1, 2, 3]
     """
+    found = _trace(layer, sequences, initial_state, mask, training, reset)
+    if not layer.cell.memory_slots:
+        raise TypeError(f"Cell '{layer.cell.name}' has no memory to trace.")
+    return MemoryTrace(
+        _batch_first(found.read_weights), _batch_first(found.write_weights)
+    )
+
+
+def trace_boundaries(
+    layer: keras.layers.RNN,
+    sequences: Any,
+    initial_state: list | dict | None = None,
+    mask: Tensor = None,
+    training: bool = False,
+    reset: Tensor = None,
+) -> np.ndarray:
+    """Run an `HMLSTM` and record where its segments end.
+
+    Args:
+        layer: `HMLSTM`, or `keras.layers.RNN` around an `HMLSTMCell`.
+        sequences, initial_state, mask, training, reset: As for
+            `trace_memory`.
+
+    Returns:
+        A bool array of shape `(batch, time, levels - 1)`, the first level
+        first; True where a segment ends. Masked steps are False.
+
+    Example:
+
+    >>> layer = keras_armin.baselines.HMLSTM(8, levels=3)
+    >>> x = np.zeros((2, 6, 3), "float32")
+    >>> keras_armin.trace_boundaries(layer, x).shape
+    (2, 6, 2)
+    """
+    if not isinstance(getattr(layer, "cell", None), HMLSTMCell):
+        raise TypeError(
+            "Argument `layer` must be an `HMLSTM` layer or a "
+            f"`keras.layers.RNN` around an `HMLSTMCell`. Received: {layer}"
+        )
+    found = _trace(layer, sequences, initial_state, mask, training, reset)
+    return _batch_first(found.read_weights > 0.5)
+
+
+def _trace(
+    layer: keras.layers.RNN,
+    sequences: Any,
+    initial_state: list | dict | None,
+    mask: Tensor,
+    training: bool,
+    reset: Tensor,
+) -> LoopResult:
     memory_layer = _as_memory_layer(layer)
     if isinstance(sequences, (list, tuple)) and len(sequences) == 2:
         sequences, attached = sequences
@@ -79,16 +132,13 @@ def trace_memory(
     sequences = _as_tensor(sequences)
     if not layer.built:
         layer.build(tuple(sequences.shape))
-    result = memory_layer._run_loop(
+    return memory_layer._run_loop(
         sequences, initial_state, mask, training, reset, trace=True
     )
 
-    def batch_first(weights: Tensor) -> np.ndarray:
-        return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
 
-    return MemoryTrace(
-        batch_first(result.read_weights), batch_first(result.write_weights)
-    )
+def _batch_first(weights: Tensor) -> np.ndarray:
+    return np.swapaxes(np.array(ops.convert_to_numpy(weights)), 0, 1)
 
 
 def _as_tensor(sequences: Any) -> Tensor:

@@ -165,6 +165,11 @@ class MemoryCell(
             for variable in self.weights
         }
 
+    @property
+    def trace_width(self) -> int:
+        """Width of what a step reads and writes; 0 if it cannot be traced."""
+        return self.memory_slots
+
     # --- noise --------------------------------------------------------------
 
     def draw_noise(

@@ -25,20 +25,25 @@ FLAGS = (
 
 # Arguments that may be schedules, and the smallest values they may take: a
 # temperature of 0 would give NaN.
-MINIMUM = {"temperature": 1e-3, "noise_scale": 0.0}
+MINIMUM = {"temperature": 1e-3, "noise_scale": 0.0, "slope": 1e-3}
 _CHECKS = {
     "temperature": validation.positive,
     "noise_scale": validation.not_negative,
+    "slope": validation.positive,
 }
-_TAKES = {"temperature": "above 0", "noise_scale": "of at least 0"}
+_TAKES = {
+    "temperature": "above 0",
+    "noise_scale": "of at least 0",
+    "slope": "above 0",
+}
 
 
 class MemoryLayer(MemoryRNN):
     """A layer with the arguments of its cell, followed by `FLAGS`.
 
     A subclass sets `cell_class` and `cell_name`, and has the arguments of the
-    cell as attributes. `temperature` and `noise_scale`, if the cell has them,
-    may be schedules.
+    cell as attributes. `temperature`, `noise_scale` and `slope`, if the cell
+    has them, may be schedules.
     """
 
     cell_class: type[MemoryCell]
@@ -47,8 +52,10 @@ class MemoryLayer(MemoryRNN):
 
     temperature_schedule: LearningRateSchedule | None = None
     noise_scale_schedule: LearningRateSchedule | None = None
+    slope_schedule: LearningRateSchedule | None = None
     temperature_step: keras.Variable | None = None
     noise_scale_step: keras.Variable | None = None
+    slope_step: keras.Variable | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -97,3 +97,54 @@ def _frame_writes(ax: Any, writes: np.ndarray) -> None:
             clip_on=False,
         )
     )
+
+
+def plot_boundaries(
+    boundaries: np.ndarray,
+    text: str | list[str],
+    sample: int = 0,
+    ax: Any = None,
+) -> Any:
+    """Plot where the segments of an `HMLSTM` end, over a text.
+
+    Args:
+        boundaries: Array from `keras_armin.trace_boundaries`.
+        text: The characters, or words, that the steps read.
+        sample: int. Index of the sample in the batch. Defaults to `0`.
+        ax: Matplotlib axes to draw on. Defaults to `None`: a new figure.
+
+    Returns:
+        The matplotlib axes. Each level is a row, the first at the bottom; a
+        step that ends a segment is filled.
+    """
+    import matplotlib.pyplot as plt
+
+    shape = np.shape(boundaries)
+    if len(shape) != 3 or len(text) != shape[1]:
+        raise ValueError(
+            "Argument `boundaries` must have the shape (batch, time, levels), "
+            f"with as many steps as `text` is long. Received: shape {shape} "
+            f"and a text of length {len(text)}"
+        )
+    if sample not in range(shape[0]):
+        raise ValueError(
+            "Argument `sample` must be an index in the batch, from 0 to "
+            f"{shape[0] - 1}. Received: {sample!r}"
+        )
+    steps, levels = shape[1:]
+    if ax is None:
+        size = min(max(4.0, 0.14 * steps + 1.0), 20.0), 0.8 + 0.25 * levels
+        ax = plt.figure(figsize=size, layout="constrained").gca()
+    ax.imshow(
+        np.asarray(boundaries)[sample].T,
+        cmap="Blues",
+        vmin=0.0,
+        vmax=1.0,
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+    )
+    shown = [{"\n": "\\n", " ": "_"}.get(x, x) for x in text]
+    ax.set_xticks(range(steps), shown, family="monospace", fontsize=7)
+    ax.set_yticks(range(levels), [f"level {k + 1}" for k in range(levels)])
+    return ax

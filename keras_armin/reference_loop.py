@@ -40,7 +40,7 @@ def run_cell(
 
     `mask` and `reset` have the shape `(time, batch, 1)`.
     """
-    if trace and not cell.memory_slots:
+    if trace and not cell.trace_width:
         raise TypeError(f"Cell '{cell.name}' has no memory to trace.")
     time, batch = ops.shape(sequences)[:2]
     step_noise, sequence_noise = StepNoise(), SequenceNoise()
@@ -75,10 +75,10 @@ def run_cell(
             outputs["outputs"] = new_states[0]
         if trace:
             outputs["read_weights"] = memory_ops.as_weights(
-                result.read, cell.memory_slots
+                result.read, cell.trace_width
             )
             outputs["write_weights"] = memory_ops.as_weights(
-                result.written, cell.memory_slots
+                result.written, cell.trace_width
             )
         if "mask" in now:
             new_states = where_states(now["mask"], new_states, states)

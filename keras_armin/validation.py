@@ -31,6 +31,15 @@ def size(name: str, value: Any) -> int:
     return int(value)
 
 
+def size_of_at_least(name: str, value: Any, smallest: int) -> int:
+    takes = f"an integer of at least {smallest}"
+    if _is_bool(value) or not isinstance(value, numbers.Integral):
+        raise TypeError(_message(name, value, takes))
+    if value < smallest:
+        raise ValueError(_message(name, value, takes))
+    return int(value)
+
+
 def size_or_default(name: str, value: Any, default: int) -> int:
     """A positive integer, or the default for `None`."""
     return default if value is None else size(name, value)
@@ -72,6 +81,13 @@ def positive(
     return number
 
 
+def finite(name: str, value: Any) -> float:
+    number = _real(name, value, "a finite number")
+    if not math.isfinite(number):
+        raise ValueError(_message(name, value, "a finite number"))
+    return number
+
+
 def not_negative(
     name: str, value: Any, takes: str = "a finite number of at least 0"
 ) -> float:
@@ -93,6 +109,7 @@ def between(name: str, value: Any, low: float, high: float) -> float:
 _ANNEALING = {
     "temperature": "TemperatureAnnealing",
     "noise_scale": "NoiseAnnealing",
+    "slope": "SlopeAnnealing",
 }
 
 

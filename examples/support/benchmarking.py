@@ -10,6 +10,7 @@ measures the peak memory of one training step in this process; see
 """
 
 import ctypes
+import functools
 import json
 import math
 import pathlib
@@ -21,6 +22,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from examples.support import networks as networks_support
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
@@ -39,6 +41,20 @@ WIDTH = {"memory_dim": None}
 
 # --- layers ------------------------------------------------------------------
 
+# The networks that the paper's table of language models quotes, and units with
+# which they have as many parameters as ARMIN on algorithmic tasks; one layer
+# of IndRNN has few.
+_partial = functools.partial
+QUOTED = {
+    "IndRNN": (baselines.IndRNN, 128),
+    "RHN": (baselines.RHN, 94),
+    "HyperRHN": (_partial(baselines.HyperRHN, hyper_units=32), 81),
+    "NAS": (baselines.NAS, 102),
+    "FSLSTM": (_partial(baselines.FSLSTM, slow_units=50), 77),
+    "HyperLSTM": (_partial(baselines.HyperLSTM, hyper_units=32), 120),
+    "HMLSTM": (baselines.HMLSTM, 56),
+}
+
 
 def armin_parameters(units, slots, inputs):
     columns = slots + 7 * units
@@ -54,8 +70,27 @@ def equal_lstm_units(units, slots, inputs):
     return max(10, round(exact / 10) * 10)
 
 
-def layers(units, slots, inputs):
-    """The layers to compare, the LSTM with as many parameters as ARMIN."""
+def quoted_layer(name, units, slots, inputs):
+    """One of `QUOTED`, with as many parameters as ARMIN."""
+    make = QUOTED[name][0]
+
+    def count(units):
+        layer = make(units)
+        with keras.StatelessScope(initialize_variables=False):
+            layer.build((None, None, inputs))
+        return sum(math.prod(w.shape) for w in layer.trainable_weights)
+
+    target = armin_parameters(units, slots, inputs)
+    found = networks_support.nearest_units(count, target, most=100 * units)
+    keras.utils.clear_session(free_memory=False)
+    return make(found, return_sequences=True)
+
+
+def layers(units, slots, inputs, quoted=()):
+    """The layers to compare, the LSTM with as many parameters as ARMIN.
+
+    `quoted` are the names of further ones.
+    """
     lstm_units = equal_lstm_units(units, slots, inputs)
     found = {
         FUSED: ARMIN(units, slots, **WIDTH, return_sequences=True, seed=1),
@@ -68,6 +103,8 @@ def layers(units, slots, inputs):
         import torch
 
         found[TORCH_LSTM] = torch.nn.LSTM(inputs, lstm_units, batch_first=True)
+    for name in quoted:
+        found[name] = quoted_layer(name, units, slots, inputs)
     return found
 
 
@@ -75,6 +112,7 @@ def networks():
     """All networks, with the paper's sizes for algorithmic tasks.
 
     The paper has no sizes of SAB for them. Here it has a slot for each step.
+    Nor does it have sizes of `QUOTED`.
     """
     heads = {"units": 120, "memory_slots": 128, "memory_dim": 20}
     slots = {"memory_slots": 50, "memory_dim": 32}
@@ -88,6 +126,7 @@ def networks():
         "SAB": baselines.SAB(128, memory_slots=100),
         "LayerNormLSTM": baselines.LayerNormLSTM(300),
         LSTM: keras.layers.LSTM(300),
+        **{name: make(units) for name, (make, units) in QUOTED.items()},
     }
     for layer in found.values():
         layer.return_sequences = True

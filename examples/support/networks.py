@@ -15,11 +15,18 @@ from examples.support.cli import positive
 from examples.support.cli import rate
 from keras_armin import ARMIN
 from keras_armin.baselines import DNC
+from keras_armin.baselines import FSLSTM
+from keras_armin.baselines import HMLSTM
+from keras_armin.baselines import NAS
 from keras_armin.baselines import NTM
+from keras_armin.baselines import RHN
 from keras_armin.baselines import SAB
 from keras_armin.baselines import SAM
 from keras_armin.baselines import TARDIS
 from keras_armin.baselines import AwTA
+from keras_armin.baselines import HyperLSTM
+from keras_armin.baselines import HyperRHN
+from keras_armin.baselines import IndRNN
 from keras_armin.baselines import LayerNormLSTM
 
 # How the equations differ between the paper and the authors' released code,
@@ -49,6 +56,7 @@ _LSTM = (
     *("units", "layer_norm", "seed"),
     *("zoneout_cell=zoneout", "zoneout_hidden"),
 )
+_PLAIN = ("units", "layer_norm", "seed")
 _SLOTS = ("memory_slots=slots", "memory_dim")
 _MEMORY = (*_SLOTS, "variant", "learn_initial_state")
 _HEADS = (*_LSTM, *_MEMORY, "num_reads=reads")
@@ -68,11 +76,23 @@ NETWORKS = {
         SAB,
         (*_LSTM, _SLOTS[0], "top_k", "store_every", "truncate_every"),
     ),
+    "indrnn": (IndRNN, (*_PLAIN, "max_length")),
+    "rhn": (RHN, (*_PLAIN, "depth")),
+    "hyper-rhn": (HyperRHN, (*_PLAIN, "depth", "hyper_units")),
+    "nas": (NAS, (*_PLAIN, "projection_units=projection")),
+    "fs-lstm": (FSLSTM, (*_LSTM, "slow_units", "fast_cells")),
+    "hyper-lstm": (
+        HyperLSTM,
+        (*_LSTM, "hyper_units", "embedding_units=hyper_embedding"),
+    ),
+    "hm-lstm": (HMLSTM, (*_PLAIN, "levels", "slope")),
 }
 _WITH_CELLS = ("armin", "awta")
 _WITH_VARIANTS = ("ntm", "dnc", "sam", "tardis", "awta")
 # Networks whose slots can be drawn.
-WITH_MEMORY = tuple(name for name in NETWORKS if "lstm" not in name)
+WITH_MEMORY = tuple(
+    name for name, (_, names) in NETWORKS.items() if _SLOTS[0] in names
+)
 
 OPTIONS = {
     "units": (positive, 100, "hidden units"),
@@ -127,6 +147,16 @@ OPTIONS = {
         "ntm, dnc, sam, tardis, awta: the published equations, or those that "
         "the paper's figures come from",
     ),
+    "max_length": (positive, None, "indrnn: steps that bound its weights"),
+    "depth": (positive, 5, "rhn, hyper-rhn: highway layers in a step"),
+    "hyper_units": (positive, 128, "hyper-rhn, hyper-lstm: the small network"),
+    "hyper_embedding": (positive, 4, "hyper-lstm: size of an embedding"),
+    "projection": (positive, None, "nas: size of the output"),
+    "slow_units": (positive, None, "fs-lstm: slow cell (default: --units)"),
+    "fast_cells": (positive, 2, "fs-lstm: fast cells"),
+    "levels": (positive, 3, "hm-lstm: levels"),
+    "slope": (float, 1.0, "hm-lstm: initial slope of the boundaries"),
+    "final_slope": (float, 5.0, "hm-lstm: slope after annealing"),
     "learn_initial_state": (
         bool,
         False,
@@ -151,10 +181,10 @@ def build(options, **layer_arguments):
     for name in names:
         argument, _, option = name.partition("=")
         found[argument] = getattr(options, option or argument)
-    if "temperature" in found and options.annealing:
-        found["temperature"] = annealed(
-            options.temperature, options.final_temperature, options.annealing
-        )
+    for name in {"temperature", "slope"} & set(found):
+        if options.annealing:
+            final = getattr(options, f"final_{name}")
+            found[name] = annealed(found[name], final, options.annealing)
     if options.model in _WITH_CELLS:
         found.update(CELLS[options.cell])
     return layer(**{**found, **layer_arguments})
@@ -166,7 +196,7 @@ def is_released(options):
 
 
 def annealed(start, end, updates):
-    """A temperature that falls linearly and then stays."""
+    """A number that changes linearly and then stays."""
     return keras.optimizers.schedules.PolynomialDecay(
         start, decay_steps=updates, end_learning_rate=end
     )

@@ -9,7 +9,7 @@ from keras_armin import validation
 from keras_armin.armin_equations import affine
 from keras_armin.backends import ops
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
-from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.baselines._recurrent_cell import count_step
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.initial_states import InitialStates
 from keras_armin.memory_cell import CellResult

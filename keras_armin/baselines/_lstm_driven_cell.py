@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 
-from keras_armin import memory_ops
 from keras_armin import noise
 from keras_armin import validation
 from keras_armin.armin_equations import affine
@@ -14,19 +13,14 @@ from keras_armin.armin_equations import prepare_inputs
 from keras_armin.armin_equations import times
 from keras_armin.backends import addmm
 from keras_armin.backends import ops
-from keras_armin.gradient_clipping import clip_gradient
-from keras_armin.initializers import BlockInitializer
-from keras_armin.memory_cell import MemoryCell
-from keras_armin.memory_cell import argument_names
-from keras_armin.memory_cell import package_class
+from keras_armin.baselines._recurrent_cell import RecurrentCell
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
-from keras_armin.normalization import layer_norm
 from keras_armin.types import Tensor
 from keras_armin.types import Tensors
 
 
-class LSTMDrivenCell(MemoryCell):
+class LSTMDrivenCell(RecurrentCell):
     """A cell around an LSTM with layer normalisation and zoneout.
 
         [i, f, o, j] = LN(W [x, h, feedback] + b), each gate independently
@@ -52,27 +46,10 @@ class LSTMDrivenCell(MemoryCell):
         layer_norm: bool = False,
         zoneout_cell: float = 0.0,
         zoneout_hidden: float = 0.0,
-        kernel_initializer: Any = "glorot_uniform",
-        recurrent_initializer: Any = "orthogonal",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        recurrent_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        recurrent_constraint: Any = None,
-        bias_constraint: Any = None,
-        dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         given = locals()
-        super().__init__(
-            dropout=dropout,
-            recurrent_dropout=recurrent_dropout,
-            seed=seed,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         self.units = validation.size("units", units)
         self.set_keras_objects(given)
         self.use_bias = validation.flag("use_bias", use_bias)
@@ -85,45 +62,50 @@ class LSTMDrivenCell(MemoryCell):
 
     # --- weights ------------------------------------------------------------
 
-    def build_lstm(self) -> None:
-        sizes = self._gate_sizes
-        self.kernel = self.add_kernel("kernel", "kernel", self.input_dim, sizes)
-        self.recurrent_kernel = self.add_kernel(
-            "recurrent_kernel", "recurrent", self.recurrent_width, sizes
+    def build_lstm(
+        self,
+        prefix: str = "",
+        inputs: int | None = None,
+        recurrent: int | None = None,
+        units: int | None = None,
+    ) -> None:
+        """Weights of an LSTM; `prefix` distinguishes several of them."""
+        inputs = self.input_dim if inputs is None else inputs
+        units, named = units or self.units, {}
+        sizes = [units] * 4
+        if inputs:
+            named["kernel"] = self.add_kernel(
+                f"{prefix}kernel", "kernel", inputs, sizes
+            )
+        named["recurrent_kernel"] = self.add_kernel(
+            f"{prefix}recurrent_kernel",
+            "recurrent",
+            recurrent or self.recurrent_width,
+            sizes,
         )
         if self.use_bias:
-            self.bias = self.add_bias(
-                "bias",
-                self._gate_starts(self.bias_initializer, not self.layer_norm),
+            starts = self._gate_starts(
+                units, self.bias_initializer, not self.layer_norm
             )
+            named["bias"] = self.add_bias(f"{prefix}bias", starts)
+        for name, weight in named.items():
+            setattr(self, f"{prefix}{name}", weight)
         if self.layer_norm:
-            self._build_norms()
+            # A forget bias of 1 in `bias` would be normalised away.
+            zeros = keras.initializers.Zeros()
+            self.build_norm(prefix, self._gate_starts(units, zeros, True))
+            self.build_norm(f"{prefix}state_", [(units, zeros)])
 
-    def _build_norms(self) -> None:
-        zeros, ones = keras.initializers.Zeros(), keras.initializers.Ones()
-        width = sum(self._gate_sizes)
-        self.norm_gain = self.add_norm("norm_gain", width, ones)
-        # A forget bias of 1 in `bias` would be normalised away.
-        self.norm_bias = self.add_norm(
-            "norm_bias", width, BlockInitializer(self._gate_starts(zeros, True))
-        )
-        self.state_norm_gain = self.add_norm(
-            "state_norm_gain", self.units, ones
-        )
-        self.state_norm_bias = self.add_norm(
-            "state_norm_bias", self.units, zeros
-        )
+    def _gate_starts(
+        self, units: int, initializer: Any, holds_forget_bias: bool
+    ) -> list:
+        """Widths and initializers of i, f, o and j in a bias.
 
-    @property
-    def _gate_sizes(self) -> list[int]:
-        """Widths of i, f, o and j: gates with the same activation first."""
-        return [self.units] * 4
-
-    def _gate_starts(self, initializer: Any, holds_forget_bias: bool) -> list:
-        """The width and initializer of each gate of a bias."""
-        starts = [(size, initializer) for size in self._gate_sizes]
+        Gates with the same activation come first.
+        """
+        starts = [(units, initializer)] * 4
         if self.unit_forget_bias and holds_forget_bias:
-            starts[1] = (self.units, keras.initializers.Ones())
+            starts[1] = (units, keras.initializers.Ones())
         return starts
 
     # --- randomness ---------------------------------------------------------
@@ -135,7 +117,7 @@ class LSTMDrivenCell(MemoryCell):
 
     def draw_step_noise(self, leading: tuple, seeds: list) -> StepNoise:
         unused = iter(seeds)
-        shape = (*leading, self.units)
+        shape = (*leading, self.zoneout_width)
 
         def draw(rate: float) -> Tensor:
             return (
@@ -146,6 +128,11 @@ class LSTMDrivenCell(MemoryCell):
             zoneout_cell=draw(self.zoneout_cell),
             zoneout=draw(self.zoneout_hidden),
         )
+
+    @property
+    def zoneout_width(self) -> int:
+        """Number of units that zoneout may keep, of c and of h each."""
+        return self.units
 
     @property
     def recurrent_width(self) -> int:
@@ -181,18 +168,34 @@ class LSTMDrivenCell(MemoryCell):
             times(entering, sequence_noise.recurrent),
             step_noise,
         )
-        i, f, o, j = self._activate(weights, gates)
+        return self.update_lstm(
+            weights,
+            gates,
+            entering[:, : self.units],
+            c_tm1,
+            step_noise,
+            training,
+        )
+
+    def update_lstm(
+        self,
+        weights: Tensors,
+        gates: Tensor,
+        h_tm1: Tensor,
+        c_tm1: Tensor,
+        step_noise: StepNoise,
+        training: bool,
+        prefix: str = "",
+    ) -> tuple[Tensor, Tensor]:
+        """The new h and c, from `gates` before normalisation."""
+        i, f, o, j = self._activate(weights, gates, prefix)
         new_c = f * c_tm1 + i * j
-        new_h = o * self.activation(self._norm_state(weights, new_c))
+        new_h = o * self.activation(self._norm_state(weights, new_c, prefix))
         c = apply_zoneout(
             self.zoneout_cell, new_c, c_tm1, step_noise.zoneout_cell, training
         )
         h = apply_zoneout(
-            self.zoneout_hidden,
-            new_h,
-            entering[:, : self.units],
-            step_noise.zoneout,
-            training,
+            self.zoneout_hidden, new_h, h_tm1, step_noise.zoneout, training
         )
         return h, c
 
@@ -206,45 +209,16 @@ class LSTMDrivenCell(MemoryCell):
         """i, f, o and j before normalisation and activation."""
         return addmm(projected["gates"], entering, weights["recurrent_kernel"])
 
-    def _activate(self, weights: Tensors, gates: Tensor) -> tuple:
+    def _activate(self, weights: Tensors, gates: Tensor, prefix: str) -> tuple:
         """i, f, o and j, from all of them before normalisation."""
-        u = self.units
-        if self.layer_norm:
-            gates = layer_norm(
-                gates,
-                self._gate_sizes,
-                weights["norm_gain"],
-                weights["norm_bias"],
-            )
-        else:
-            gates = clip_gradient(gates)
+        u = gates.shape[-1] // 4
+        gates = self.normalise(weights, prefix, gates, 4)
         gates, j = ops.split(gates, [3 * u], axis=-1)
         gates = self.recurrent_activation(gates)
         i, f, o = ops.split(gates, [u, 2 * u], axis=-1)
         return i, f, o, self.activation(j)
 
-    def _norm_state(self, weights: Tensors, c: Tensor) -> Tensor:
+    def _norm_state(self, weights: Tensors, c: Tensor, prefix: str) -> Tensor:
         if not self.layer_norm:
             return c
-        return layer_norm(
-            c,
-            [self.units],
-            weights["state_norm_gain"],
-            weights["state_norm_bias"],
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            **self.serialize_arguments(
-                argument_names(package_class(type(self)))
-            ),
-        }
-
-
-def count_step(pointer: Tensor) -> Tensor:
-    """The pointer after one more step."""
-    count = memory_ops.pointer_to_count(pointer)
-    return memory_ops.count_to_pointer(
-        memory_ops.increment(count), pointer.dtype
-    )
+        return self.normalise(weights, f"{prefix}state_", c, 1)

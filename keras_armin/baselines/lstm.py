@@ -7,7 +7,7 @@ import keras
 
 from keras_armin import memory_ops
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
-from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.baselines._recurrent_cell import count_step
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.noise import SequenceNoise

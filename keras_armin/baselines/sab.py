@@ -10,7 +10,7 @@ from keras_armin.armin_equations import affine
 from keras_armin.backends import ops
 from keras_armin.baselines import _heads
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
-from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.baselines._recurrent_cell import count_step
 from keras_armin.gradient_clipping import clip_gradient
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer

@@ -15,7 +15,7 @@ from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.baselines._controlled_cell import VARIANTS
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
-from keras_armin.baselines._lstm_driven_cell import count_step
+from keras_armin.baselines._recurrent_cell import count_step
 from keras_armin.baselines._tardis_addressing import TARDISAddressing
 from keras_armin.initial_states import InitialStates
 from keras_armin.memory_cell import CellResult

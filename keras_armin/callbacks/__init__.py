@@ -1,6 +1,7 @@
 """Keras callbacks for training memory layers."""
 
 from keras_armin.callbacks.annealing import NoiseAnnealing
+from keras_armin.callbacks.annealing import SlopeAnnealing
 from keras_armin.callbacks.annealing import TemperatureAnnealing
 from keras_armin.callbacks.monitoring import SlotUsage
 from keras_armin.callbacks.monitoring import entropy_in_bits
@@ -12,6 +13,7 @@ from keras_armin.callbacks.validation_state import ValidationState
 __all__ = [
     "NoiseAnnealing",
     "ResumeTraining",
+    "SlopeAnnealing",
     "SlotUsage",
     "TemperatureAnnealing",
     "ValidationState",

@@ -139,3 +139,16 @@ class NoiseAnnealing(_Annealing):
 
     weight = "noise_scale"
     _advice = "A layer created with `noise_scale=0` never draws noise."
+
+
+class SlopeAnnealing(_Annealing):
+    """Sets the `slope` of every HM-LSTM in the model during training.
+
+    Args:
+        schedule, per, initial_step: As for `TemperatureAnnealing`.
+
+    The current value is added to the logs of an epoch as `slope`.
+    """
+
+    weight = "slope"
+    _advice = "There is no slope to set."

@@ -5,6 +5,7 @@ import math
 import pathlib
 import subprocess
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib", reason="the benchmark draws what it measures")
@@ -114,6 +115,27 @@ def test_a_question_gives_a_table_numbers_and_a_picture(
     both = tmp_path / "both.png"
     benchmark.main(["plot", f"{numbers}", f"{numbers}", "--plot", f"{both}"])
     assert both.read_bytes().startswith(PNG)
+
+
+@pytest.mark.slow("jax", "tensorflow")
+def test_further_networks_have_as_many_parameters_as_armin(tmp_path, capsys):
+    names = list(benchmarking.QUOTED)
+    for name in names:
+        layer = benchmarking.quoted_layer(name, 64, 20, 32)
+        layer.build((None, None, 32))
+        count = sum(np.prod(w.shape) for w in layer.trainable_weights)
+        armin = benchmarking.armin_parameters(64, 20, 32)
+        assert 0.95 < count / armin < 1.05, name
+    picture = tmp_path / "picture.png"
+    command = ["train", "--small", "--repeats", "1", "--plot", f"{picture}"]
+    benchmark.main([*command, "--model", "NAS", "FSLSTM"])
+
+    printed = capsys.readouterr().out
+    assert "NAS" in printed and "FSLSTM" in printed
+    assert picture.read_bytes().startswith(PNG)
+    # It is not what the others are compared with.
+    found = {"FSLSTM": 1.0, "keras.layers.LSTM": 4.0}
+    assert "0.25 x the best LSTM" in benchmark.table(found, "ms")
 
 
 @pytest.mark.slow

@@ -208,12 +208,29 @@ def test_presets_give_what_options_do_not(preset):
     assert (char_lm.paper_bpc(armin) is None) == ("paper" not in preset)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "preset, model, symbols, expected",
     [
         ("ptb-small", "armin", 50, 773_540),
         ("ptb-small", "ln-lstm", 50, 774_258),
+        ("ptb-small", "ntm", 50, 770_544),
+        ("ptb-small", "dnc", 50, 775_730),
+        ("ptb-small", "sam", 50, 772_400),
+        ("ptb-small", "tardis", 50, 773_880),
+        ("ptb-small", "awta", 50, 771_030),
+        ("ptb-small", "sab", 50, 773_028),
+        ("ptb-small", "indrnn", 50, 773_514),
+        ("ptb-small", "rhn", 50, 775_356),
+        ("ptb-small", "hyper-rhn", 50, 776_092),
+        ("ptb-small", "nas", 50, 774_754),
+        ("ptb-small", "fs-lstm", 50, 775_612),
+        ("ptb-small", "hyper-lstm", 50, 775_078),
+        ("ptb-small", "hm-lstm", 50, 770_509),
+        # 7.2, 15.5 and 16.28 million in the publications.
+        ("paper-ptb", "fs-lstm", 50, 7_225_050),
+        ("paper-ptb", "hyper-rhn", 50, 15_493_386),
+        ("paper-ptb", "nas", 50, 16_274_770),
         ("paper-enwik8", "armin", 205, 21_656_821),
     ],
 )
@@ -227,6 +244,39 @@ def test_numbers_of_parameters(preset, model, symbols, expected, monkeypatch):
     arguments = char_lm.parse_arguments(["--preset", preset, "--model", model])
     built = char_lm.build_model(arguments, symbols, batch_size=1, updates=1)
     assert networks.parameters(built) == expected
+
+
+@pytest.mark.slow("jax", "tensorflow")
+def test_the_preset_of_indrnn_has_21_layers_that_add_to_their_inputs(corpus):
+    paper = char_lm.parse_arguments(
+        ["--preset", "paper-ptb", "--model", "indrnn"]
+    )
+    assert (paper.layers, paper.units, paper.steps) == (21, 2000, 50)
+    # The state is carried: a bound of 1.
+    assert paper.residual and paper.layer_norm and paper.max_length is None
+    model, _ = untouched(
+        corpus, "--preset", "paper-ptb", "--model", "indrnn", *SIZES
+    )
+    ids = np.arange(10).reshape(2, 5) % 6
+    names = [f"layer_{k}" for k in (1, 2)] + ["sum_2"]
+    outputs = [model.get_layer(name).output for name in names]
+    first, second, both = keras.Model(model.input, outputs).predict_on_batch(
+        {"ids": ids, "reset": np.ones(2, bool)}
+    )
+
+    assert sum("layer_" in layer.name for layer in model.layers) == 21
+    np.testing.assert_allclose(first + second, both, atol=1e-6)
+
+
+@pytest.mark.slow("jax", "tensorflow")
+def test_boundaries_of_hm_lstm_are_drawn_over_the_text(corpus, tmp_path):
+    _, arguments = untouched(corpus, "--model", "hm-lstm")
+    single = char_lm.build_model(arguments, 6, batch_size=1, updates=1)
+    path = tmp_path / "boundaries.png"
+    layer = single.get_layer("layer_1")
+    char_lm.draw_boundaries(layer, single, corpus, path)
+
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_is_explained(text_file):

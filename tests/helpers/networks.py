@@ -47,6 +47,12 @@ _LSTM = {
     "recurrent_dropout": 0.1,
     "seed": 6,
 }
+# Without the arguments of an LSTM.
+_PLAIN = {
+    name: value
+    for name, value in _LSTM.items()
+    if not name.startswith(("zoneout", "unit_forget"))
+}
 _SIZES = {"units": UNITS, "memory_slots": SLOTS, "memory_dim": DIM}
 _HEADS = {
     **_LSTM,
@@ -56,6 +62,10 @@ _HEADS = {
     "learn_initial_state": True,
 }
 _ADDRESSED = {"key_dim": 3, "address_units": 7, "variant": "released"}
+
+
+def _without(arguments, *names):
+    return {k: v for k, v in arguments.items() if k not in names}
 
 
 def _network(name, small, full):
@@ -103,6 +113,55 @@ NETWORKS = {
             "address_units": 7,
         },
     ),
+    "IndRNN": _network(
+        "IndRNN",
+        {"units": UNITS},
+        {**_without(_PLAIN, "recurrent_activation"), "max_length": 9},
+    ),
+    "RHN": _network(
+        "RHN",
+        {"units": UNITS, "depth": 2},
+        {**_PLAIN, "depth": 3, "coupled": False, "transform_bias": -1.0},
+    ),
+    "HyperRHN": _network(
+        "HyperRHN",
+        {"units": UNITS, "depth": 2, "hyper_units": 3},
+        {
+            **_PLAIN,
+            "hyper_units": 3,
+            "depth": 3,
+            "coupled": False,
+            "transform_bias": -1.0,
+        },
+    ),
+    "NAS": _network(
+        "NAS",
+        {"units": UNITS},
+        {
+            **_without(_PLAIN, "activation", "recurrent_activation"),
+            "projection_units": 5,
+        },
+    ),
+    "FSLSTM": _network(
+        "FSLSTM",
+        {"units": UNITS, "slow_units": 5},
+        {**_LSTM, "layer_norm": False, "slow_units": 5, "fast_cells": 3},
+    ),
+    "HyperLSTM": _network(
+        "HyperLSTM",
+        {"units": UNITS, "hyper_units": 5, "embedding_units": 2},
+        {
+            **_LSTM,
+            "layer_norm": False,
+            "hyper_units": 5,
+            "embedding_units": 2,
+        },
+    ),
+    "HMLSTM": _network(
+        "HMLSTM",
+        {"units": UNITS},
+        {**_PLAIN, "unit_forget_bias": False, "levels": 2, "slope": 2.0},
+    ),
 }
 # Arguments that support only their default.
 FIXED = {
@@ -131,19 +190,31 @@ def _each(names):
 each_network = _each(NETWORKS)
 
 
+# What takes long on torch too is left to the first of those without a memory.
+LONG_ON_TORCH = ("RHN", "HyperRHN", "NAS", "FSLSTM", "HyperLSTM", "HMLSTM")
+
+
 def armin_then_others(*slow_on):
     """Every network; those other than ARMIN are slow on these backends."""
-    slow = pytest.mark.slow(*slow_on)
+
+    def marks(name):
+        if name == "ARMIN":
+            return []
+        on = () if name in LONG_ON_TORCH else slow_on
+        return [pytest.mark.slow(*on)]
+
     return pytest.mark.parametrize(
         "network",
         [
-            pytest.param(x, id=name, marks=[] if name == "ARMIN" else slow)
+            pytest.param(x, id=name, marks=marks(name))
             for name, x in NETWORKS.items()
         ],
     )
 
 
-each_with_memory = _each(name for name in NETWORKS if name != "LayerNormLSTM")
+each_with_memory = _each(
+    name for name, x in NETWORKS.items() if "memory_slots" in x.full
+)
 
 
 def layer_arguments(network):

@@ -403,7 +403,193 @@ def sab(cell, weights, x, s):
     return {"output": np.concatenate([h, recalled]), "c": c, "stored": stored}
 
 
+# --- IndRNN, RHN and NAS ----------------------------------------------------
+
+
+def indrnn(cell, weights, x, s):
+    z = x @ weights["kernel"] + weights["bias"]
+    if "norm_gain" in weights:
+        z = normalise(z, weights["norm_gain"], weights["norm_bias"])
+    z = z + weights["recurrent_weights"] * s["output"]
+    return {"output": np.where(z > 0, z, 0)}
+
+
+def highway(cell, weights, prefix, x, s, scales):
+    """s_1 to s_depth; `scales` are of the sums of each layer."""
+    found = []
+    for layer in range(1, cell.depth + 1):
+        blocks = []
+        for block in range(2 if cell.coupled else 3):
+            columns = slice(block * len(s), (block + 1) * len(s))
+            z = s @ weights[f"{prefix}recurrent_kernel_{layer}"][:, columns]
+            if layer == 1:
+                z = z + x @ weights[f"{prefix}kernel"][:, columns]
+            z = z * scales[layer - 1]
+            z = z + weights[f"{prefix}bias_{layer}"][columns]
+            norm = f"{prefix}layer_{layer}_norm_"
+            if f"{norm}gain" in weights:
+                gain, bias = weights[f"{norm}gain"], weights[f"{norm}bias"]
+                z = normalise(z, gain[columns], bias[columns])
+            blocks.append(z)
+        h, t = np.tanh(blocks[0]), sigmoid(blocks[1])
+        carry = 1 - t if cell.coupled else sigmoid(blocks[2])
+        s = h * t + s * carry
+        found.append(s)
+    return found
+
+
+def rhn(cell, weights, x, s):
+    ones = np.ones(cell.depth)
+    return {"output": highway(cell, weights, "", x, s["output"], ones)[-1]}
+
+
+def hyper_rhn(cell, weights, x, s):
+    ones = np.ones(cell.depth)
+    small = highway(cell, weights, "hyper_", x, s["hyper"], ones)
+    scales = [
+        state @ weights[f"scale_kernel_{layer}"]
+        + weights[f"scale_bias_{layer}"]
+        for layer, state in enumerate(small, 1)
+    ]
+    large = highway(cell, weights, "", x, s["output"], scales)
+    return {"output": large[-1], "hyper": small[-1]}
+
+
+def nas(cell, weights, x, s):
+    a, m = [], []
+    for leaf in range(8):
+        columns = slice(leaf * cell.units, (leaf + 1) * cell.units)
+        of_x = x @ weights["kernel"][:, columns]
+        of_h = s["output"] @ weights["recurrent_kernel"][:, columns]
+        of_h = of_h + weights["bias"][columns]
+        if "input_norm_gain" in weights:
+            of_x, of_h = (
+                normalise(
+                    z,
+                    weights[f"{name}_norm_gain"][columns],
+                    weights[f"{name}_norm_bias"][columns],
+                )
+                for z, name in ((of_x, "input"), (of_h, "recurrent"))
+            )
+        a.append(of_x)
+        m.append(of_h)
+    left = np.tanh(sigmoid(a[0] + m[0]) * np.maximum(a[1] + m[1], 0))
+    right = np.tanh(sigmoid(a[2] + m[2]) + np.maximum(a[3] * m[3], 0))
+    c = np.tanh(left + s["c"]) * right
+    inner = np.tanh(np.tanh(a[4] + m[4]) * sigmoid(a[5] + m[5]))
+    inner = inner + sigmoid(np.tanh(a[6] + m[6]) + sigmoid(a[7] + m[7]))
+    h = np.tanh(c * np.tanh(inner))
+    if "projection_kernel" in weights:
+        h = h @ weights["projection_kernel"]
+    return {"output": h, "c": c}
+
+
+# --- FS-LSTM, HyperLSTM and HM-LSTM -----------------------------------------
+
+
+def of_prefix(weights, prefix):
+    """Weights whose names begin with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def fs_lstm(cell, weights, x, s):
+    h, fast_c = s["output"], np.split(s["fast_c"], cell.fast_cells)
+    own = of_prefix(weights, "fast_1_")
+    h, fast_c[0] = lstm(own, cell.units, x, h, fast_c[0])
+    own = of_prefix(weights, "slow_")
+    slow, slow_c = lstm(own, cell.slow_units, h, s["slow"], s["slow_c"])
+    own = of_prefix(weights, "fast_2_")
+    h, fast_c[1] = lstm(own, cell.units, slow, h, fast_c[1])
+    for k in range(2, cell.fast_cells):
+        own = of_prefix(weights, f"fast_{k + 1}_")
+        own["kernel"] = np.zeros((1, 4 * cell.units))
+        h, fast_c[k] = lstm(own, cell.units, np.zeros(1), h, fast_c[k])
+    return {
+        "output": h,
+        "slow": slow,
+        "fast_c": np.concatenate(fast_c),
+        "slow_c": slow_c,
+    }
+
+
+def hyper_lstm(cell, weights, x, s):
+    u, n = cell.units, cell.embedding_units
+    own = of_prefix(weights, "hyper_")
+    entering = np.concatenate([s["hyper"], s["output"]])
+    hyper, hyper_c = lstm(own, cell.hyper_units, x, entering, s["hyper_c"])
+    # An LSTM with the kernels and the bias of this very step.
+    now = dict(weights)
+    kernels = {"recurrent": "recurrent_kernel", "input": "kernel"}
+    for part in ("recurrent", "input", "bias"):
+        scales = []
+        for gate in range(4):
+            columns = slice(gate * n, (gate + 1) * n)
+            z = hyper @ weights[f"{part}_embedding_kernel"][:, columns]
+            if part != "bias":
+                z = z + weights[f"{part}_embedding_bias"][columns]
+            columns = slice(gate * u, (gate + 1) * u)
+            scales.append(z @ weights[f"{part}_scale_kernel"][:, columns])
+        scales = np.concatenate(scales)
+        if part == "bias":
+            now["bias"] = weights["bias"] + scales
+        else:
+            now[kernels[part]] = weights[kernels[part]] * scales
+    h, c = lstm(now, u, x, s["output"], s["c"])
+    return {"output": h, "c": c, "hyper": hyper, "hyper_c": hyper_c}
+
+
+def hm_lstm(cell, weights, x, s):
+    u, levels = cell.units, cell.levels
+    h, c = np.split(s["output"], levels), np.split(s["c"], levels)
+    old_h, ended = list(h), [*s["boundaries"], 0.0]
+    below, entering, found = 1.0, x, []
+    for k in range(levels):
+        z = old_h[k] @ weights[f"recurrent_kernel_{k + 1}"]
+        if k < levels - 1 and ended[k] == 1:
+            z = z + old_h[k + 1] @ weights[f"top_down_kernel_{k + 1}"]
+        if below == 1:
+            z = z + entering @ weights[f"kernel_{k + 1}"]
+        z = z + weights[f"bias_{k + 1}"]
+        i, f, o, j = np.split(z[: 4 * u], 4)
+        if f"level_{k + 1}_norm_gain" in weights:
+            gains = np.split(weights[f"level_{k + 1}_norm_gain"], 4)
+            biases = np.split(weights[f"level_{k + 1}_norm_bias"], 4)
+            i, f, o, j = map(normalise, (i, f, o, j), gains, biases)
+        if ended[k] == 1:
+            c[k] = sigmoid(i) * np.tanh(j)
+        elif below == 1:
+            c[k] = sigmoid(f) * c[k] + sigmoid(i) * np.tanh(j)
+        if ended[k] == 1 or below == 1:
+            shown = c[k]
+            if f"state_{k + 1}_norm_gain" in weights:
+                gain = weights[f"state_{k + 1}_norm_gain"]
+                bias = weights[f"state_{k + 1}_norm_bias"]
+                shown = normalise(shown, gain, bias)
+            h[k] = sigmoid(o) * np.tanh(shown)
+        entering = h[k]
+        if k < levels - 1:
+            soft = min(1, max(0, (weights["slope"] * z[-1] + 1) / 2))
+            below = 1.0 if soft > 0.5 else 0.0
+            found.append(below)
+    return {
+        "output": np.concatenate(h),
+        "c": np.concatenate(c),
+        "boundaries": np.array(found),
+    }
+
+
 STEPS = {
+    "IndRNN": indrnn,
+    "RHN": rhn,
+    "HyperRHN": hyper_rhn,
+    "NAS": nas,
+    "FSLSTM": fs_lstm,
+    "HyperLSTM": hyper_lstm,
+    "HMLSTM": hm_lstm,
     "NTM": ntm,
     "DNC": dnc,
     "SAM": sam,

@@ -40,6 +40,20 @@ CASES = {
     },
     "SAB": {"store_every": 2},
     "SAB, each step": {"memory_slots": 3, "top_k": 7},
+    "IndRNN": {},
+    "IndRNN normalised": {"layer_norm": True},
+    "RHN": {"depth": 3},
+    "RHN normalised": {"layer_norm": True, "coupled": False},
+    "HyperRHN": {},
+    "HyperRHN normalised": {"layer_norm": True, "coupled": False},
+    "NAS": {"projection_units": 5},
+    "NAS normalised": {"layer_norm": True},
+    "FSLSTM": {},
+    "FSLSTM of four": {"fast_cells": 4, "layer_norm": False},
+    "HyperLSTM": {},
+    "HyperLSTM plain": {"layer_norm": False},
+    "HMLSTM": {"slope": 1.5},
+    "HMLSTM normalised": {"layer_norm": True, "levels": 4},
 }
 
 
@@ -189,6 +203,38 @@ def test_parameters_of_the_language_models(name, units, options, expected):
     assert parameters(layer, 128, 50) + embedding == expected
 
 
+SLOW = {"slow_units": 400, "layer_norm": False}
+
+
+@pytest.mark.slow("jax", "tensorflow")
+@pytest.mark.parametrize(
+    ("name", "options", "inputs", "embedding", "outputs", "millions"),
+    [
+        # Characters of Penn Treebank; the weights of a layer norm apart.
+        ("FSLSTM", {"units": 700, **SLOW}, 128, 50, 50, "7.2"),
+        ("FSLSTM", {"units": 500, "fast_cells": 4, **SLOW}, 128, 50, 50, "6.5"),
+        (
+            "HyperLSTM",
+            {"units": 1000, "layer_norm": False},
+            *(50, 0, 50, "4.91"),
+        ),
+        ("HyperLSTM", {"units": 1000}, 50, 0, 50, "4.92"),
+        ("HyperRHN", {"units": 1000, "depth": 7}, 128, 50, 50, "15.5"),
+        # Its words, without and with one matrix for inputs and outputs.
+        ("RHN", {"units": 830, "depth": 10}, 830, 10_000, 10_000, "32"),
+        ("RHN", {"units": 830, "depth": 10}, 830, 0, 10_000, "23"),
+    ],
+)
+def test_parameters_of_the_publications(
+    name, options, inputs, embedding, outputs, millions
+):
+    layer = getattr(baselines, name)(**options, **FAST)
+    count = parameters(layer, inputs, outputs) + embedding * inputs
+
+    digits = len(millions.partition(".")[2])
+    assert f"{count / 1e6:.{digits}f}" == millions
+
+
 # --- learning ---------------------------------------------------------------
 
 LEARNERS = {
@@ -205,6 +251,13 @@ LEARNERS = {
         "state_activation": "tanh",
     },
     "SAB": {"units": 16, "memory_slots": 6, "top_k": 2},
+    "IndRNN": {"units": 32, "max_length": 6, "layer_norm": True},
+    "RHN": {"units": 16, "depth": 3},
+    "HyperRHN": {"units": 16, "depth": 3, "hyper_units": 8},
+    "NAS": {"units": 16},
+    "FSLSTM": {"units": 16, "slow_units": 8},
+    "HyperLSTM": {"units": 16, "hyper_units": 8},
+    "HMLSTM": {"units": 16, "levels": 2},
 }
 
 
@@ -215,11 +268,15 @@ def test_a_small_copy_task_is_learnt(network):
     bits = np.array(list(np.ndindex(2, 2, 2)), "float32")
     x = np.zeros((8, 6, 2), "float32")
     x[:, :3, 0], x[:, 3:, 1] = bits, 1.0
-    layer = getattr(baselines, network)(
-        **LEARNERS[network], return_sequences=True, seed=1
-    )
+    layers = [
+        getattr(baselines, network)(
+            **LEARNERS[network], return_sequences=True, seed=1
+        )
+        # Units of IndRNN see each other in the next layer only.
+        for _ in range(2 if network == "IndRNN" else 1)
+    ]
     model = keras.Sequential(
-        [keras.Input((6, 2)), layer, keras.layers.Dense(1)]
+        [keras.Input((6, 2)), *layers, keras.layers.Dense(1)]
     )
     model.compile(
         keras.optimizers.Adam(0.02),

@@ -41,10 +41,10 @@ def classes():
         arguments = layer_arguments(network)
         found[f"{name}Cell"] = network.cell, network.full
         found[name] = network.layer, arguments
-        if "temperature" in arguments:
+        for scheduled in {"temperature", "slope"} & set(arguments):
             found[f"{name} with a schedule"] = (
                 network.layer,
-                {**arguments, "temperature": SCHEDULE},
+                {**arguments, scheduled: SCHEDULE},
             )
     return found
 
@@ -108,7 +108,7 @@ def test_config_survives_json(case):
     assert json.dumps(copy.get_config()) == json.dumps(original.get_config())
     assert set(arguments) <= set(original.get_config())
     for name, given in arguments.items():
-        if name in ("temperature", "noise_scale"):
+        if name in ("temperature", "noise_scale", "slope"):
             continue  # a weight, see tests/package/test_temperature.py
         assert comparable(getattr(copy, name)) == comparable(
             getattr(original, name)
@@ -170,6 +170,17 @@ BAD = {
     "use_bias": [("yes", TypeError)],
     "unit_forget_bias": [(None, TypeError)],
     "seed": [(1.5, TypeError)],
+    "max_length": [(0, ValueError), (2.5, TypeError)],
+    "depth": [(0, ValueError)],
+    "coupled": [(1, TypeError)],
+    "transform_bias": [("low", TypeError)],
+    "hyper_units": [(0, ValueError)],
+    "embedding_units": [(True, TypeError)],
+    "projection_units": [(-1, ValueError)],
+    "slow_units": [(0, ValueError)],
+    "fast_cells": [(1, ValueError), (2.5, TypeError)],
+    "levels": [(1, ValueError)],
+    "slope": [(0.0, ValueError)],
 }
 
 

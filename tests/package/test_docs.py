@@ -27,11 +27,11 @@ def test_the_readme_has_code():
     assert len(BLOCKS) >= 4
 
 
-@pytest.mark.slow_after(3, "jax")
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_block(number, tmp_path, monkeypatch):
+def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(BLOCKS[number], f"README block {number}", "exec"), {})
+    names = {}
+    for number, block in enumerate(BLOCKS):
+        exec(compile(block, f"README block {number}", "exec"), names)
 
 
 def modules():
