@@ -62,6 +62,7 @@ def show_copy(length, seed):
         print(f"{_text(given)}  {to:10}   {source:9}  {_text(answered)}{wrong}")
     wrong = int((bits != answer).sum())
     print(f"\n{wrong} of {bits.size} bits are wrong.")
+    print("What slots hold is learned: here, the vector before the one shown.")
     return wrong
 
 
@@ -98,7 +99,7 @@ def show_recall(count, seed):
     wrong = int((answer != items[asked + 1]).sum())
 
     print(f"\n{count} items of {ITEM_LENGTH} vectors, one of them asked for:\n")
-    print("item                  wrote slots")
+    print("item                  wrote slots, one at the flag before the item")
     for item, slots in zip(items, written.reshape(count, -1)):
         print(f"{_item(item)}  {_numbers(slots)}")
     read = _numbers(trace.read_slots[0, -ITEM_LENGTH:])

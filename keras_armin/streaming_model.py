@@ -168,6 +168,5 @@ class StreamingModel(keras.Model):
             )
         for x, spec in zip(inputs, expected):
             shape = (self.batch_size, *spec.shape[1:])
-            validation.shape(
-                "inputs", x.shape, shape, self.name, "(batch, ...)"
-            )
+            meaning = "(batch, ...) of one step, without a time axis,"
+            validation.shape("inputs", x.shape, shape, self.name, meaning)

@@ -234,9 +234,10 @@ def states(
     takes = f"a list of {len(state_names)} tensors: {', '.join(state_names)}"
     got = type(value).__name__
     if partial:
+        example = "h" if "h" in state_names else state_names[0]
         takes += (
             ", or None where a state is not given; or a dict with some of "
-            "these names as keys"
+            f"these names as keys, such as {{'{example}': ...}}"
         )
         if isinstance(value, dict):
             got = f"a dict with the keys {list(value)}"
