@@ -14,7 +14,6 @@ tf = pytest.importorskip(
 
 from examples import copy_task  # noqa: E402
 from examples.support.networks import BitsWrong  # noqa: E402
-from tests.helpers.common import slow_except_on  # noqa: E402
 
 
 def test_bits_wrong_counts_the_answer_only():
@@ -78,7 +77,7 @@ def test_bad_command_lines_are_explained(capsys):
     assert "--max-length: must be at least 1, not 0" in capsys.readouterr().err
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_the_script_runs_from_another_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, copy_task.__file__, "--help"],

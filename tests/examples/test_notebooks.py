@@ -19,7 +19,6 @@ LARGEST = 400_000  # bytes
 # A notebook takes half a minute where it has to be compiled.
 SLOW = pytest.mark.slow
 QUICK = {
-    "permuted_digits": slow_except_on("torch"),
     "your_own_model": slow_except_on("torch"),
 }
 

@@ -19,14 +19,8 @@ from tests.package.test_export import NATIVE
 STEPS = 1000
 
 
-@pytest.mark.slow("jax", "tensorflow")
-@pytest.mark.parametrize(
-    "format",
-    [
-        FORMATS[0],
-        *(pytest.param(x, marks=pytest.mark.slow) for x in FORMATS[1:]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_step_equals_the_sequence_over_a_thousand_steps(
     format, tmp_path, rng
 ):

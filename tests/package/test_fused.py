@@ -788,6 +788,7 @@ class TestTorch:
         assert y.dtype == torch.float32
         assert layer.cell.kernel.value.grad is not None
 
+    @pytest.mark.slow
     def test_it_compiles(self, rng):
         import torch
 

@@ -62,16 +62,11 @@ def finite_differences(loss, weights, rng, per_weight=4):
             yield name, index, (moved[0] - moved[1]) / (2 * STEP)
 
 
-@pytest.mark.slow_after(1, "jax", "tensorflow")
+@pytest.mark.slow("jax")
+@pytest.mark.slow_after(1, "tensorflow")
 @each_form
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param("soft", marks=pytest.mark.slow("jax")),
-        pytest.param("relaxed", marks=pytest.mark.slow("jax")),
-        pytest.param("soft, everything", marks=pytest.mark.slow("jax")),
-        "relaxed, everything",
-    ],
+    "case", ["soft", "relaxed", "soft, everything", "relaxed, everything"]
 )
 def test_training_gradients_match_finite_differences(
     case, make, rng, float64, monkeypatch

@@ -23,7 +23,6 @@ from tests.helpers.common import as_rnn
 from tests.helpers.common import each_form
 from tests.helpers.common import inputs
 from tests.helpers.common import randomise
-from tests.helpers.common import slow_except_on
 from tests.helpers.common import tensor
 
 
@@ -193,7 +192,7 @@ def test_a_picture_can_be_drawn_on_given_axes_and_saved(rng, tmp_path):
     assert (tmp_path / "memory.png").stat().st_size > 1000
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_the_package_imports_without_matplotlib():
     code = "import sys; sys.modules['matplotlib'] = None; import keras_armin"
 

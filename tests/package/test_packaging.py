@@ -119,8 +119,10 @@ def test_the_installed_wheel_works_from_an_empty_folder(built, tmp_path):
 @pytest.mark.skipif(
     BACKEND == "tensorflow", reason="TensorFlow is the backend of this run"
 )
-def test_it_works_with_tensorflow_out_of_reach(tmp_path):
-    code = "import sys; sys.modules['tensorflow'] = None\n" + USE
+@pytest.mark.slow("jax")
+def test_it_works_with_tensorflow_and_matplotlib_out_of_reach(tmp_path):
+    absent = "import sys; sys.modules['{}'] = None\n"
+    code = absent.format("tensorflow") + absent.format("matplotlib") + USE
     done = run_python(code, tmp_path, PYTHONPATH=str(ROOT))
 
     assert done.returncode == 0, done.stderr

@@ -115,7 +115,7 @@ def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
     assert float(loaded.layers[0].temperature.numpy()) == 2.0
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_schedule_that_ends_at_zero_stays_finite(rng):
     layer = ARMIN(
         4, 3, temperature=keras.optimizers.schedules.CosineDecay(2.0, 2)
