@@ -490,7 +490,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_the_script_forecasts_a_csv_file(numbers, tmp_path, capsys):
     folder, exported = tmp_path / "run", tmp_path / "model.onnx"
     results = forecast.main(

@@ -54,7 +54,7 @@ def test_an_exported_file_writes_the_same_text(model, folder):
     assert ids == PROMPT + expected
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_an_exported_file_reads_the_same_slots(step, folder):
     written = exported.load(folder)
     layers = [("layer_1", 3), ("layer_2", 3)]

@@ -75,7 +75,7 @@ def test_the_text_model_reaches_its_figures(text):
     assert found["bpc"] < TEXT_BITS
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_figures_are_those_of_the_weights(text, recall):
     text, recall = map(keras.models.clone_model, (text, recall))
 
@@ -152,6 +152,7 @@ def test_the_demo_prints_what_follows_an_item(capsys):
     assert answer == items[items.index(asked) + 1]
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_demo_prints_text_above_its_reads(text, capsys):
     demo.show_text("def ", length=40, seed=1)
     _, _, shown = capsys.readouterr().out.partition("slots read:\n\n")
@@ -182,6 +183,7 @@ def test_the_demo_explains_what_it_cannot_do(options, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_demo_continues_any_bytes(text, capsys):
     # As a shell passes what is not UTF-8.
     demo.show_text("\udcff\u00e9", length=40, seed=1)

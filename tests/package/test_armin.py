@@ -219,6 +219,7 @@ LAYERS = {
 
 @pytest.mark.slow_after(2, "jax", "tensorflow")
 @pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_saved_model_loads_without_custom_objects(case, rng, tmp_path):
     batch = BATCH if "stateful" in case else None
     model = model_of(LAYERS[case](), batch)
@@ -236,6 +237,7 @@ def test_a_saved_model_loads_without_custom_objects(case, rng, tmp_path):
 
 @pytest.mark.slow_after(2, "tensorflow")
 @pytest.mark.parametrize("case", LAYERS)
+@pytest.mark.slow("jax", "tensorflow")
 def test_weights_load_into_a_fresh_model(case, rng, tmp_path):
     batch = BATCH if "stateful" in case else None
     model = model_of(LAYERS[case](), batch)

@@ -107,6 +107,7 @@ def test_inference_agrees_with_the_reference(case, rng, float64):
 
 
 @pytest.mark.parametrize("case", ["TARDIS", "AwTA"])
+@pytest.mark.slow("jax")
 def test_sampled_reads_agree_with_the_reference(
     case, rng, float64, monkeypatch
 ):

@@ -75,6 +75,7 @@ def test_two_devices_clip_as_one(name):
     assert np.abs(np.subtract(default, expected)).max() > 1e-2
 
 
+@pytest.mark.slow("jax")
 def test_on_one_device_nothing_changes():
     for make in OPTIMIZERS.values():
         optimizer = make()

@@ -27,7 +27,7 @@ def test_the_readme_has_code():
     assert len(BLOCKS) >= 4
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}

@@ -300,7 +300,7 @@ COMPLAINTS = {
 }
 
 
-@pytest.mark.slow("jax", "tensorflow")
+@pytest.mark.slow
 # What a runtime says does not depend on who wrote the file: once is enough.
 @pytest.mark.parametrize(
     "format", FORMATS if BACKEND == "tensorflow" else [NATIVE]

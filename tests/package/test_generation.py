@@ -121,6 +121,7 @@ def test_a_seed_gives_one_text_and_another_seed_another(model, generator):
     assert keras_armin.generate(model, PROMPT, 20, seed=1) == first
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_without_a_seed_every_text_is_new(model, generator):
     first = generator([PROMPT] * 2, 20, seed=None)
     assert first[0] != first[1]
@@ -148,7 +149,7 @@ def test_new_weights_are_used(model, generator):
 PROMPTS = [[1, 0, 2], [4], [6, 5, 4, 3, 2, 1], [1, 0, 2]]
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_prompt_is_continued_alone_as_in_a_batch(generator):
     together = generator(PROMPTS, 12, seed=3)
     assert together == [generator(prompt, 12, seed=3) for prompt in PROMPTS]
@@ -174,7 +175,7 @@ def test_a_stream_yields_what_a_call_returns(generator):
     assert [list(x) for x in zip(*steps)] == generator(PROMPTS, 5, **options)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_prompts_may_be_arrays_and_tensors(generator):
     expected = generator([[1, 2], [3, 4]], 4)
     ids = np.array([[1, 2], [3, 4]], "uint8")

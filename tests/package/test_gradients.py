@@ -102,6 +102,7 @@ def test_training_gradients_match_finite_differences(
 @pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("return_sequences", [False, True])
+@pytest.mark.slow("jax", "tensorflow")
 def test_gradients_do_not_depend_on_training(
     return_sequences, make, rng, float64
 ):

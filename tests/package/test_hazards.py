@@ -164,6 +164,7 @@ def test_updates_by_adam_stay_finite(variety, rng):
     "training", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
 )
 @pytest.mark.parametrize("variety", ["ARMIN", "LayerNormLSTM"])
+@pytest.mark.slow("jax", "tensorflow")
 def test_gradients_of_silence_are_finite(variety, training):
     layer = make(variety)
     x = np.zeros((1, STEPS, FEATURES), "float32")
@@ -263,7 +264,7 @@ def test_a_clipped_gradient_leaves_the_value_alone():
 EVERYTHING = {"units": UNITS, "memory_slots": 3, **test_fused.EVERYTHING}
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize(
     "masked", [pytest.param(False, marks=pytest.mark.slow("jax")), True]
 )

@@ -356,7 +356,7 @@ def test_time_distributed(rng):
     close(y[:, 1], layer(x[:, 1]))
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @each_form
 def test_layer_and_cell_as_a_plain_call_with_any_batch_and_time(make, rng):
     layer = built(make, rng)

@@ -152,6 +152,7 @@ def test_noise_is_fresh_inside_fit(make):
 @pytest.mark.slow_after(1, "jax", "tensorflow")
 @each_form
 @pytest.mark.parametrize("rate", ["zoneout", "dropout", "recurrent_dropout"])
+@pytest.mark.slow("jax", "tensorflow")
 def test_each_kind_of_noise_acts_in_training_only(make, rate, rng):
     layer = make(units=8, addressing="soft", memory_slots=2, **{rate: 0.5})
     x = rng.normal(size=(2, 5, FEATURES)).astype("float32")

@@ -135,7 +135,7 @@ def test_backup_and_restore_loses_seeds_and_states(whole, tmp_path):
     assert "iterations" not in lost
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_complete_run_is_restored_and_can_be_continued(whole, tmp_path):
     path = tmp_path / "resume.npz"
     fit(build_model(), ResumeTraining(path))

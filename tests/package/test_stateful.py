@@ -88,7 +88,7 @@ def test_two_halves_by_fit_end_like_the_whole(rng):
     assert np.abs(expected["memory"]).max() > 0.1
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_evaluate_and_predict_go_on_from_the_same_state(rng):
     model, layer = stateful_model(rng)
     x = inputs(rng, time=HALF)
@@ -208,6 +208,7 @@ def test_a_state_can_be_set_from_a_file_of_numpy(rng, tmp_path):
     same_state(layer.get_state(), state, atol=0)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_weights_hold_no_state_and_load_at_another_batch_size(rng, tmp_path):
     model, layer = stateful_model(rng)
     x = inputs(rng)
@@ -445,6 +446,7 @@ def test_a_wrong_batch_size_is_named(rng):
 
 @pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("jit_compile", [False, "auto"])
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_partial_batch_in_fit_is_named(jit_compile, rng):
     model, _ = stateful_model(rng, time=TIME)
     model.compile("sgd", "mse", jit_compile=jit_compile)

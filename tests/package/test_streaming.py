@@ -305,6 +305,7 @@ def test_a_stream_keeps_its_memory(streamed):
     np.testing.assert_allclose(halves, whole, atol=1e-5)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_stream_can_restart_while_others_continue(streamed):
     stream, x, whole = streamed
     flow(stream, x)

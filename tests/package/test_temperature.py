@@ -96,7 +96,7 @@ def test_building_a_model_does_not_count(rng):
     assert int(inner.temperature_step.numpy()) == 2
 
 
-@pytest.mark.slow("tensorflow")
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_schedule_and_its_count_are_saved(rng, tmp_path):
     layer = scheduled()
     model = model_with(layer)
@@ -141,6 +141,7 @@ def test_a_layer_with_a_schedule_can_be_used_twice_in_a_model(rng):
 
 @pytest.mark.slow_after(1, "jax", "tensorflow")
 @pytest.mark.parametrize("first", ["schedule", "number"])
+@pytest.mark.slow("jax", "tensorflow")
 def test_weights_pass_between_a_schedule_and_a_number(first, rng, tmp_path):
     layers = [scheduled(), ARMIN(4, 3, temperature=0.5)]
     if first == "number":
@@ -251,7 +252,7 @@ def test_the_callback_goes_on_counting_in_the_next_fit(rng):
     assert seen.seen[-1] == 1.0
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.skipif(
     BACKEND == "torch", reason="Keras refuses steps_per_execution on torch"
 )
