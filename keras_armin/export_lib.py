@@ -5,10 +5,12 @@ dynamic batch size and length where Keras would fix them, and export through
 ONNX where Keras has no exporter.
 """
 
+import contextlib
 import importlib.util
 import pathlib
 import tempfile
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -165,7 +167,30 @@ def _write(
         kwargs.setdefault("dynamic_shapes", _dynamic_shapes(signature))
     if format == "litert":
         kwargs.setdefault("target_spec", _builtin_ops_only())
-    model.export(filepath, format=format, input_signature=signature, **kwargs)
+    layers = keras_private.all_layers(model) if format == "onnx" else []
+    with _constant_statistics(layers):
+        model.export(
+            filepath, format=format, input_signature=signature, **kwargs
+        )
+
+
+@contextlib.contextmanager
+def _constant_statistics(layers: list) -> Iterator[None]:
+    """Turn the tensors of `Normalization` layers into arrays for a while.
+
+    They are not weights, and tf2onnx makes further inputs of the file of them.
+    """
+    layers = [x for x in layers if isinstance(x, keras.layers.Normalization)]
+    before = [(layer.mean, layer.variance) for layer in layers]
+    try:
+        for layer, statistics in zip(layers, before):
+            layer.mean, layer.variance = map(
+                keras.ops.convert_to_numpy, statistics
+            )
+        yield
+    finally:
+        for layer, statistics in zip(layers, before):
+            layer.mean, layer.variance = statistics
 
 
 def _write_step(

@@ -285,8 +285,12 @@ class Resume(keras_armin.callbacks.ResumeTraining):
         self.engine = engine
 
     def restore(self):
-        # The optimizer may not have its variables yet.
-        with _as_run_errors(), self.engine.scope():
+        optimizer = self.model.optimizer
+        with self.engine.scope():
+            optimizer.build(self.model.trainable_variables)
+        # Not in this scope, where TensorFlow does not read what each replica
+        # has for itself.
+        with _as_run_errors():
             super().restore()
 
     def get_variables(self):

@@ -103,5 +103,7 @@ def count_step(pointer: Tensor) -> Tensor:
 
 def equal_parts(x: Tensor, count: int) -> list:
     """`count` tensors of equal width, along the last axis."""
+    if count == 1:  # TensorFlow does not take an empty list of places
+        return [x]
     width = x.shape[-1] // count
     return ops.split(x, [width * k for k in range(1, count)], axis=-1)

@@ -82,7 +82,9 @@ VARIETIES = {
     ),
     # Converters treat small weights and large ones differently.
     "masked": lambda: chain(
-        layers.Masking(), ARMIN(64, SLOTS, return_sequences=True)
+        layers.Normalization(mean=[0.0] * FEATURES, variance=[4.0] * FEATURES),
+        layers.Masking(),
+        ARMIN(64, SLOTS, return_sequences=True),
     ),
     "tokens": lambda: chain(
         layers.Embedding(VOCABULARY, FEATURES, mask_zero=True),
