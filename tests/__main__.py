@@ -43,6 +43,7 @@ def run(backend, pytest_arguments):
                 "pytest",
                 "-q",
                 "--numprocesses=auto",
+                "--dist=worksteal",
                 f"--junit-xml={report}",
                 *pytest_arguments,
             ],

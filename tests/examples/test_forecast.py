@@ -406,6 +406,7 @@ def test_intervals_are_quantiles_of_the_errors_in_validation(
 
 
 @pytest.mark.slow("jax", "tensorflow")
+@pytest.mark.slow_after(1, "torch")
 @pytest.mark.parametrize("name", ["armin", "lstm"])
 def test_a_stream_gives_the_forecasts_of_the_whole_sequence(numbers, name):
     arguments = arguments_of(numbers, "--layers", "2")

@@ -392,12 +392,10 @@ class TestTensorFlow:
         self.check(program, PLAIN, policy)
         assert " while(" not in program
 
+    # The layer alone, compiled by XLA, is in test_fused.py.
+    @pytest.mark.slow
     @pytest.mark.parametrize(
-        "stateful, policy",
-        [
-            (True, "float32"),
-            pytest.param(False, "mixed_bfloat16", marks=pytest.mark.slow),
-        ],
+        "stateful, policy", [(True, "float32"), (False, "mixed_bfloat16")]
     )
     def test_training_is_the_same_under_xla(
         self, stateful, policy, rng, monkeypatch

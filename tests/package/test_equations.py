@@ -137,6 +137,7 @@ def compare(
 
 
 @pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow_after(6, "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("group", combinations())
 def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):

@@ -255,6 +255,7 @@ def spanning(addressing, folder):
     }
 
 
+@pytest.mark.slow("tensorflow")
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("addressing", ["hard", "relaxed"])
 def test_exported_inference_has_no_noise_and_no_operation_on_all_slots(

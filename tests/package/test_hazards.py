@@ -214,7 +214,7 @@ def test_weights_stay_finite_in_float16(variety, rng, monkeypatch):
         keras.config.set_dtype_policy(before)
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_long_sequences_stay_finite(rng):
     x = hazards(rng, time=LONG)[[0, -1]]
     layer = ARMIN(2, 2, layer_norm=True)

@@ -199,6 +199,7 @@ def test_the_package_imports_without_matplotlib():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow("tensorflow")
 def test_slot_usage_is_logged(rng):
     inputs_ = keras.Input((TIME, FEATURES))
     layer = ARMIN(UNITS, SLOTS)

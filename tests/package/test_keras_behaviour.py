@@ -64,7 +64,7 @@ def test_a_masked_tail_equals_a_shorter_sequence(make, slots, rng):
             close(whole[b : b + 1], part)
 
 
-@pytest.mark.slow_after(4, "jax")
+@pytest.mark.slow_after(4, "jax", "tensorflow")
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("go_backwards", [False, True])
 @pytest.mark.parametrize("zero_output_for_mask", [False, True])
