@@ -91,7 +91,9 @@ def little_kept():
     """
     yield
     # Not after each test: it takes a moment to count them.
-    if BACKEND == "jax" and next(_tests_run) % 10 == 0 and _memory_maps() > 30_000:
+    if BACKEND != "jax" or next(_tests_run) % 10:
+        return
+    if _memory_maps() > 30_000:
         import jax
 
         jax.clear_caches()
