@@ -203,8 +203,8 @@ def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
     states = layer.get_initial_state(BATCH)
     for t in range(3):
         now = x[:, t : t + 1]
-        h, c = array(states[0]), array(states[2])[:, :UNITS]
-        shown = first(now, initial_state=[tensor(h), tensor(c), states[-1]])[0]
+        entering = [states[0], states[2], states[-1]]
+        shown = first(now, initial_state=entering)[0]
         _, *expected = slow(
             array(shown)[:, None],
             initial_state=[states[1], states[3], states[-1]],
@@ -219,17 +219,27 @@ def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
 
 
 @pytest.mark.slow("jax")
-def test_zoneout_of_fs_lstm_keeps_cells_of_every_lstm(rng):
+def test_every_lstm_of_fs_lstm_has_a_zoneout_of_its_own(rng):
+    rates = {"zoneout_cell": 0.5, "zoneout_hidden": 0.5}
     layer = make(
-        "FSLSTM", rng, zoneout_cell=0.5, seed=3, units=40, return_state=True
+        "FSLSTM",
+        rng,
+        units=100,
+        slow_units=100,
+        return_state=True,
+        seed=3,
+        **rates,
     )
     x = inputs(rng, time=1)
     start = layer.get_initial_state(BATCH)
     planted = [ops.full_like(state, 0.125) for state in start[:4]]
     _, *states = layer(x, initial_state=[*planted, start[4]], training=True)
-    for state in (array(states[2])[:, :40], array(states[2])[:, 40:]):
-        assert 0.3 < (state == 0.125).mean() < 0.7
-    assert 0.1 < (array(states[3]) == 0.125).mean() < 0.9
+    h, slow, c, slow_c = (array(state) == 0.125 for state in states[:4])
+
+    # What passes through two fast cells is kept by both.
+    assert (h != c).any() and (slow != slow_c).any()
+    for kept, share in ((h, 0.25), (c, 0.25), (slow, 0.5), (slow_c, 0.5)):
+        assert kept.mean() == pytest.approx(share, abs=0.1)
 
 
 # --- HM-LSTM ----------------------------------------------------------------
