@@ -112,7 +112,56 @@ def test_training_keeps_the_weights_of_indrnn_in_bounds(max_length, bound, rng):
     assert found == pytest.approx(bound, rel=1e-6)
 
 
+def test_weights_of_indrnn_start_between_0_and_the_bound():
+    layer = make("IndRNN", units=1000, max_length=2)
+    u = array(layer.cell.recurrent_weights)
+    bound = 2**0.5
+
+    assert 0 <= u.min() < 0.02 and bound - 0.02 < u.max() <= bound
+    assert u.mean() == pytest.approx(bound / 2, abs=0.05)
+
+
+@pytest.mark.slow("tensorflow")  # seconds, unlike a compiled loop
+@pytest.mark.parametrize("training", [False, True])
+def test_the_state_of_indrnn_with_dropout_is_within_its_bound(training):
+    steps, units = 500, 40
+    layer = make(
+        "IndRNN", units=units, max_length=steps, recurrent_dropout=0.1, seed=2
+    )
+    layer.cell.recurrent_weights.assign(np.full(units, layer.cell.bound))
+    x = np.zeros((BATCH, steps, FEATURES), "float32")
+    start = {"output": tensor(np.ones((BATCH, units), "float32"))}
+    y = array(layer(x, initial_state=start, training=training))
+
+    kept = y[:, 0] > 0
+    assert 0.8 < kept.mean() < 1 if training else kept.all()
+    np.testing.assert_allclose(y[:, -1], 2.0 * kept, rtol=1e-3)
+
+
 # --- highways ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("name", ["RHN", "HyperRHN"])
+def test_transform_gates_of_highways_start_nearly_closed(name, layer_norm):
+    layer = make(name, coupled=False, layer_norm=layer_norm)
+    weights = weights_of(layer)
+    networks = {"": UNITS, "hyper_": 3} if name == "HyperRHN" else {"": UNITS}
+    for prefix, units in networks.items():
+        gates = np.repeat([0.0, -2.0, 2.0], units)
+        for level in (1, 2):
+            bias = weights[f"{prefix}bias_{level}"]
+            np.testing.assert_array_equal(bias, 0 if layer_norm else gates)
+            if layer_norm:
+                bias = weights[f"{prefix}layer_{level}_norm_bias"]
+                np.testing.assert_array_equal(bias, gates)
+
+
+def test_hyper_rhn_starts_with_scales_near_1():
+    weights = weights_of(make("HyperRHN"))
+    for level in (1, 2):
+        np.testing.assert_array_equal(weights[f"scale_bias_{level}"], 1)
+        assert 0 < np.abs(weights[f"scale_kernel_{level}"]).max() < 0.1
 
 
 @pytest.mark.slow_after(1, "jax")
