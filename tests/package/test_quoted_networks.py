@@ -354,6 +354,59 @@ def test_boundaries_have_the_gradient_of_the_hard_sigmoid():
     np.testing.assert_allclose(of_s[:, 0], [0, 1.5, 1.5, 0])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_sums_end_a_segment_in_half_precision(dtype):
+    cell = baselines.HMLSTMCell(UNITS, dtype=dtype)
+    cell.build((None, FEATURES))
+    s = tensor(np.array([[3e-3], [1e-4], [0], [-1e-4]], "float32"))
+    z = cell._boundary(cell.weight_tensors(), ops.cast(s, dtype))
+
+    assert array(ops.cast(z, "float32"))[:, 0].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.slow("jax", "tensorflow")
+def test_boundaries_have_gradients_through_whole_steps(
+    rng, float64, monkeypatch
+):
+    """Against differences of a network with z = z_0 + soft(s) - soft(s_0)."""
+    layer = make("HMLSTM", rng, slope=1.5, dtype="float64")
+    x = inputs(rng, time=3, dtype="float64")
+    weigh = rng.normal(size=(BATCH, 3, 3 * UNITS))
+    found, _ = gradients(layer, x, weigh=weigh)
+    cell, known, left = layer.cell, [], None
+
+    def soft(s):
+        return np.clip((1.5 * s + 1) / 2, 0, 1)
+
+    def boundary(cell, weights, s):
+        s = array(s)
+        if left is None:
+            known.append(s)
+        s_0 = s if left is None else next(left)
+        return tensor((s_0 > 0) + soft(s) - soft(s_0))
+
+    def loss():
+        states, total = cell.get_initial_state(BATCH), 0.0
+        for now, weight in zip(x.swapaxes(0, 1), weigh.swapaxes(0, 1)):
+            y, states = cell(tensor(now), states)
+            total += (array(y) * weight).sum()
+        return total
+
+    monkeypatch.setattr(type(cell), "_boundary", boundary)
+    loss()
+    for level in (1, 2):
+        bias, losses = getattr(cell, f"bias_{level}"), []
+        start = array(bias)
+        for step in (1e-5, -1e-5):
+            left = iter(known)
+            bias.assign(start + step * (np.arange(len(start)) == 4 * UNITS))
+            losses.append(loss())
+        bias.assign(start)
+        expected = (losses[0] - losses[1]) / 2e-5
+        assert abs(expected) > 1e-2
+        assert found[bias.name][-1] == pytest.approx(expected, rel=1e-5)
+
+
 class BoundaryOf(keras.layers.Layer):
     def __init__(self, cell):
         super().__init__()
