@@ -13,7 +13,6 @@ from keras_armin.backends import addmm
 from keras_armin.backends import ops
 from keras_armin.baselines._lstm_driven_cell import LSTMDrivenCell
 from keras_armin.baselines._recurrent_cell import count_step
-from keras_armin.baselines._recurrent_cell import equal_parts
 from keras_armin.memory_cell import CellResult
 from keras_armin.memory_layer import MemoryLayer
 from keras_armin.noise import SequenceNoise
@@ -35,10 +34,16 @@ class FSLSTMCell(LSTMDrivenCell):
         h_F2 = f_F2(h_F1, h_S)                                  (3)
         h_Fi = f_Fi(h_F(i-1)) for i = 3 to k                    (4)
 
-    where `f(h, x)` has a cell state of its own, carried to the next step. The
-    output is `h_Fk`. The LSTM is that of `LayerNormLSTMCell`. As in the
-    authors' code, zoneout of h keeps units of the h that enters: those of the
-    fast cell before.
+    The output is `h_Fk`, and f is the LSTM of `LayerNormLSTMCell`. The fast
+    cells share one cell state, which each hands to the next together with h,
+    the last one to the first one of the next step. The slow cell has its own.
+    Zoneout keeps units of the h and c that enter a cell: of a fast one after
+    the first, those of the fast cell before.
+
+    In the authors' code dropout acts on x, on what goes from the first fast
+    cell to the slow one and from there to the second, and on the output, with
+    another mask at each step. Here `dropout` acts on x, and `recurrent_dropout`
+    on the h that enters the first fast cell, with one mask for a sequence.
 
     Args:
         units: int. Size of a fast cell.
@@ -52,13 +57,13 @@ class FSLSTMCell(LSTMDrivenCell):
             recurrent_regularizer, bias_regularizer, kernel_constraint,
             recurrent_constraint, bias_constraint, dropout,
             recurrent_dropout, seed: Of every LSTM, see `LayerNormLSTMCell`.
-            `dropout` and `recurrent_dropout` act on the first fast cell.
+            `dropout` and `recurrent_dropout` act on the first fast cell alone.
 
     Call arguments:
         inputs: Tensor of shape `(batch, features)`.
         states: List `[output, slow, fast_c, slow_c, pointer]`: `h_Fk`, `h_S`,
-            the cell states of the fast cells one after the other and that of
-            the slow one. `pointer` counts steps.
+            and the cell states of the fast cells and of the slow one.
+            `pointer` counts steps.
         training: bool. Whether to apply dropout and zoneout.
 
     Example:
@@ -93,7 +98,7 @@ class FSLSTMCell(LSTMDrivenCell):
         self.state_size = [
             self.units,
             self.slow_units,
-            self.fast_cells * self.units,
+            self.units,
             self.slow_units,
             memory_ops.POINTER_DIGITS,
         ]
@@ -135,14 +140,13 @@ class FSLSTMCell(LSTMDrivenCell):
     ) -> CellResult:
         h, slow, fast_c, slow_c, pointer = states
         *noises, slow_noise = self._split_noise(step_noise)
-        cs = list(equal_parts(fast_c, self.fast_cells))
         entering = projected["gates"]
         for cell in range(self.fast_cells):
             prefix = f"fast_{cell + 1}_"
             mask = sequence_noise.recurrent if cell == 0 else None
             gates = self._gates(weights, prefix, times(h, mask), entering)
-            h, cs[cell] = self.update_lstm(
-                weights, gates, h, cs[cell], noises[cell], training, prefix
+            h, fast_c = self.update_lstm(
+                weights, gates, h, fast_c, noises[cell], training, prefix
             )
             entering = None
             if cell == 0:
@@ -152,7 +156,6 @@ class FSLSTMCell(LSTMDrivenCell):
                     weights, gates, slow, slow_c, slow_noise, training, "slow_"
                 )
                 entering = self._inputs(weights, "fast_2_", slow)
-        fast_c = ops.concatenate(cs, axis=-1)
         return CellResult([h, slow, fast_c, slow_c, count_step(pointer)])
 
     def _inputs(self, weights: Tensors, prefix: str, x: Tensor) -> Tensor:

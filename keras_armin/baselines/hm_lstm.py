@@ -37,7 +37,7 @@ class HMLSTMCell(RecurrentCell):
         h_l' = o * tanh(c_l'), except where it copies           (3)
         [i, f, o, j, s] = U h_l + z_l T h_above + z_below W h_below' + b
                                                                 (4-7)
-        z_l' = 1 if hard sigma(s) > 0.5, else 0
+        z_l' = 1 if hard sigma(s) > 0.5, which is s > 0, else 0
         hard sigma(s) = max(0, min(1, (slope s + 1) / 2))
 
     with sigma of i, f and o, tanh of j, and h_above of the last step. The
@@ -227,7 +227,8 @@ class HMLSTMCell(RecurrentCell):
         """z: 0 or 1, with the gradient of the hard sigmoid."""
         slope = ops.cast(weights["slope"], s.dtype)
         soft = ops.clip((slope * s + 1) / 2, 0, 1)
-        hard = ops.cast(soft > 0.5, s.dtype)
+        # Not soft > 0.5: half precision rounds a small s away.
+        hard = ops.cast(slope * s > 0, s.dtype)
         return hard + (soft - ops.stop_gradient(soft))
 
     def _level(

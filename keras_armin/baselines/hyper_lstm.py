@@ -33,7 +33,7 @@ class HyperLSTMCell(LSTMDrivenCell):
     """One step of an LSTM whose kernels a smaller LSTM scales.
 
         h^, c^ = LSTM([x, h], h^, c^), the hyper network
-        z_h, z_x = W h^ + b, z_b = W h^, of each gate
+        z_h, z_x = W h^ + w, z_b = W h^, of each gate
         d_h, d_x = V z_h, V z_x, b = V z_b + b_0, of each gate
         [i, f, o, j] = LN(d_h * (W_h h) + d_x * (W_x x) + b)
         c' = sigma(f) * c + sigma(i) * tanh(j)
@@ -41,10 +41,11 @@ class HyperLSTMCell(LSTMDrivenCell):
 
     With `d_h = d_x = 1` and `b = b_0` this is `LayerNormLSTMCell`. The state is
     `c'` itself, not its normalisation. As published, V starts at 0.1 divided
-    by the size of z, and b at 1. W and the V of the bias, which start at 0 in
-    part, are drawn from a normal distribution of width 0.01 instead: the hyper
+    by the size of z, and w at 1. W and the V of b, which start at 0 in part,
+    are drawn from a normal distribution of width 0.01 instead: the hyper
     network would have no gradient in the first update.
-    Zoneout and recurrent dropout are applied to the main network.
+    Zoneout is applied to the main network. Recurrent dropout is applied to h,
+    which enters both networks with the same mask, and not to h^.
 
     Args:
         units: int. Size of the hidden state, which is the output, and of the

@@ -34,11 +34,11 @@ class HyperRHNCell(RHNCell):
         t_l = sigma(z_l * (W_T x [l = 1] + R_Tl s_{l-1}) + b_Tl)
         s_l = h_l * t_l + s_{l-1} * (1 - t_l)
 
-    The publication leaves open how P and p start: here `p = 1`, with which the
-    main network is an `RHN`, and P is small. In the authors' code a layer sees
-    its own last state instead of the layer below; that is not reproduced. With
-    `layer_norm`, which is not in the publication, both networks are normalised
-    as in `RHNCell`.
+    The publication leaves open how weights start. Here `p = 1`, with which the
+    main network is an `RHN`, P is small, and the bias of t starts at -2 in both
+    networks, as in `RHNCell`; in the authors' code P, p and all biases are
+    random numbers around 0. With `layer_norm`, which is not in the publication,
+    both networks are normalised as in `RHNCell`.
 
     Args:
         units: int. Size of the state, which is the output.

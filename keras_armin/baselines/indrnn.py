@@ -62,6 +62,10 @@ class IndRNNCell(RecurrentCell):
     `layer_norm` it is `LN(W x + b) + u * h` here, which leaves the bound as it
     is. The state is clipped where the compute dtype is about to overflow.
 
+    `recurrent_dropout` sets `u` of some units to 0 for a whole sequence. The
+    others keep theirs, in training as at inference: the usual
+    `u / (1 - recurrent_dropout)` could exceed the bound, at each of T steps.
+
     Args:
         units: int. Size of the state, which is the output.
         activation: Defaults to `"relu"`.
@@ -79,8 +83,8 @@ class IndRNNCell(RecurrentCell):
             initializer defaults to `"zeros"`.
         dropout: float in [0, 1). Fraction of the inputs to drop, the same
             ones at each step of a sequence. Defaults to `0.0`.
-        recurrent_dropout: float in [0, 1). The same for the last state.
-            Defaults to `0.0`.
+        recurrent_dropout: float in [0, 1). The same for the last state,
+            without scaling the rest. Defaults to `0.0`.
         seed: int. Seed of dropout. Defaults to `None`.
 
     Call arguments:
@@ -148,6 +152,14 @@ class IndRNNCell(RecurrentCell):
         if self.layer_norm:
             self.build_norm("", [(self.units, keras.initializers.Zeros())])
         self.built = True
+
+    def _draw_sequence_noise(self, batch: Any) -> SequenceNoise:
+        """In the recurrence units are dropped, and the others not scaled."""
+        drawn = super()._draw_sequence_noise(batch)
+        if drawn.recurrent is None:
+            return drawn
+        kept = ops.cast(drawn.recurrent > 0, self.compute_dtype)
+        return drawn._replace(recurrent=kept)
 
     def project(
         self,

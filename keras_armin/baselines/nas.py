@@ -39,8 +39,9 @@ class NASCell(RecurrentCell):
         h' = tanh(c' * tanh(p2 + p3)), or P h' with a projection
 
     The picture leaves open to which of the factors of `l3` the bias belongs:
-    here, as in the authors' code, to `m`. With `layer_norm`, which is not in
-    the publication, each leaf of `a` and of `m` is normalised.
+    here, as in the authors' code, to `m`. That code, the `NASCell` of
+    TensorFlow, has no bias unless it is asked for one. With `layer_norm`, which
+    is not in the publication, each leaf of `a` and of `m` is normalised.
 
     Args:
         units: int. Size of the cell state.

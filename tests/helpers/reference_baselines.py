@@ -496,27 +496,37 @@ def of_prefix(weights, prefix):
     }
 
 
-def fs_lstm(cell, weights, x, s):
-    h, fast_c = s["output"], np.split(s["fast_c"], cell.fast_cells)
+def zoned(keep, new, old):
+    """h and c after zoneout, each of a pair."""
+    return [k * o + (1 - k) * n for k, n, o in zip(keep, new, old)]
+
+
+def fs_lstm(cell, weights, x, s, zoneout=0.0, zoneout_cell=0.0):
+    u, k = cell.units, cell.fast_cells
+    width, ends = k * u + cell.slow_units, [u * (i + 1) for i in range(k)]
+    masks = (np.broadcast_to(m, width) for m in (zoneout, zoneout_cell))
+    *of_fast, of_slow = zip(*(np.split(m, ends) for m in masks))
+    fast, slow = (s["output"], s["fast_c"]), (s["slow"], s["slow_c"])
     own = of_prefix(weights, "fast_1_")
-    h, fast_c[0] = lstm(own, cell.units, x, h, fast_c[0])
+    fast = zoned(of_fast[0], lstm(own, u, x, *fast), fast)
     own = of_prefix(weights, "slow_")
-    slow, slow_c = lstm(own, cell.slow_units, h, s["slow"], s["slow_c"])
+    new = lstm(own, cell.slow_units, fast[0], *slow)
+    slow = zoned(of_slow, new, slow)
     own = of_prefix(weights, "fast_2_")
-    h, fast_c[1] = lstm(own, cell.units, slow, h, fast_c[1])
-    for k in range(2, cell.fast_cells):
-        own = of_prefix(weights, f"fast_{k + 1}_")
-        own["kernel"] = np.zeros((1, 4 * cell.units))
-        h, fast_c[k] = lstm(own, cell.units, np.zeros(1), h, fast_c[k])
+    fast = zoned(of_fast[1], lstm(own, u, slow[0], *fast), fast)
+    for i in range(2, k):
+        own = of_prefix(weights, f"fast_{i + 1}_")
+        own["kernel"] = np.zeros((1, 4 * u))
+        fast = zoned(of_fast[i], lstm(own, u, np.zeros(1), *fast), fast)
     return {
-        "output": h,
-        "slow": slow,
-        "fast_c": np.concatenate(fast_c),
-        "slow_c": slow_c,
+        "output": fast[0],
+        "slow": slow[0],
+        "fast_c": fast[1],
+        "slow_c": slow[1],
     }
 
 
-def hyper_lstm(cell, weights, x, s):
+def hyper_lstm(cell, weights, x, s, zoneout=0.0, zoneout_cell=0.0):
     u, n = cell.units, cell.embedding_units
     own = of_prefix(weights, "hyper_")
     entering = np.concatenate([s["hyper"], s["output"]])
@@ -538,7 +548,8 @@ def hyper_lstm(cell, weights, x, s):
             now["bias"] = weights["bias"] + scales
         else:
             now[kernels[part]] = weights[kernels[part]] * scales
-    h, c = lstm(now, u, x, s["output"], s["c"])
+    old = s["output"], s["c"]
+    h, c = zoned((zoneout, zoneout_cell), lstm(now, u, x, *old), old)
     return {"output": h, "c": c, "hyper": hyper, "hyper_c": hyper_c}
 
 

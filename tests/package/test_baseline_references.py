@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_armin import baselines
+from keras_armin import trace_boundaries
 from keras_armin.noise import SequenceNoise
 from keras_armin.noise import StepNoise
 from tests.helpers import reference_baselines as reference
@@ -52,7 +53,7 @@ CASES = {
     "FSLSTM of four": {"fast_cells": 4, "layer_norm": False},
     "HyperLSTM": {},
     "HyperLSTM plain": {"layer_norm": False},
-    "HMLSTM": {"slope": 1.5},
+    "HMLSTM": {},
     "HMLSTM normalised": {"layer_norm": True, "levels": 4},
 }
 
@@ -68,6 +69,11 @@ def random_layer(case, rng, **options):
     )
     layer.build((BATCH, TIME, FEATURES))
     randomise(layer, rng)
+    if case.startswith("HMLSTM"):
+        # Otherwise the second level ends a segment at almost every step.
+        bias = array(layer.cell.bias_2)
+        bias[-1] -= 0.5
+        layer.cell.bias_2.assign(bias)
     weights = {w.name: array(w) for w in layer.weights}
     return layer, weights
 
@@ -106,17 +112,27 @@ def test_inference_agrees_with_the_reference(case, rng, float64):
     check(case, layer, weights, x, layer(tensor(x)))
 
 
-@pytest.mark.parametrize("case", ["TARDIS", "AwTA"])
-@pytest.mark.slow("jax")
-def test_sampled_reads_agree_with_the_reference(
-    case, rng, float64, monkeypatch
-):
-    layer, weights = random_layer(case, rng)
+@pytest.mark.slow("jax", "tensorflow")
+def test_the_case_of_hm_lstm_reaches_all_its_equations(rng, float64):
+    """The first level never copies, the last one never flushes."""
+    layer, _ = random_layer("HMLSTM", rng)
+    z = trace_boundaries(layer, inputs(rng, time=TIME, dtype="float64"))
+    below = np.pad(z, [(0, 0), (0, 0), (1, 0)], constant_values=True)
+    ended = np.pad(z, [(0, 0), (1, 0), (0, 1)])[:, :-1]
+    reached = {
+        "copies": (~ended & ~below).any((0, 1)).tolist(),
+        "updates": (~ended & below).any((0, 1)).tolist(),
+        "flushes": ended.any((0, 1)).tolist(),
+    }
+    assert reached == {
+        "copies": [False, True, True],
+        "updates": [True, True, True],
+        "flushes": [True, True, False],
+    }
+
+
+def check_with_noise(case, layer, weights, rng, noise, monkeypatch):
     x = inputs(rng, time=TIME, dtype="float64")
-    slots = layer.cell.memory_slots
-    noise = {"gumbel": 3 * rng.gumbel(size=(BATCH, TIME, slots))}
-    if case == "TARDIS":
-        noise["switches"] = rng.logistic(size=(BATCH, TIME, 2))
     drawn = StepNoise(
         **{name: tensor(value.swapaxes(0, 1)) for name, value in noise.items()}
     )
@@ -127,6 +143,36 @@ def test_sampled_reads_agree_with_the_reference(
     )
 
     check(case, layer, weights, x, layer(tensor(x), training=True), noise)
+
+
+@pytest.mark.parametrize("case", ["TARDIS", "AwTA"])
+@pytest.mark.slow("jax")
+def test_sampled_reads_agree_with_the_reference(
+    case, rng, float64, monkeypatch
+):
+    layer, weights = random_layer(case, rng)
+    slots = layer.cell.memory_slots
+    noise = {"gumbel": 3 * rng.gumbel(size=(BATCH, TIME, slots))}
+    if case == "TARDIS":
+        noise["switches"] = rng.logistic(size=(BATCH, TIME, 2))
+    check_with_noise(case, layer, weights, rng, noise, monkeypatch)
+
+
+@pytest.mark.parametrize("case", ["FSLSTM", "FSLSTM of four", "HyperLSTM"])
+@pytest.mark.slow("jax")
+def test_zoneout_agrees_with_the_reference(case, rng, float64, monkeypatch):
+    """Which units it keeps, of which cell, and what they keep."""
+    rates = {"zoneout": 0.3, "zoneout_cell": 0.4}
+    layer, weights = random_layer(
+        case, rng, zoneout_hidden=0.3, zoneout_cell=0.4
+    )
+    shape = (BATCH, TIME, layer.cell.zoneout_width)
+    noise = {name: rng.random(shape) < rate for name, rate in rates.items()}
+    check_with_noise(case, layer, weights, rng, noise, monkeypatch)
+    noise = {name: np.full(shape, rate) for name, rate in rates.items()}
+    x = inputs(rng, time=TIME, dtype="float64")
+
+    check(case, layer, weights, x, layer(tensor(x)), noise)
 
 
 # --- parameters -------------------------------------------------------------

@@ -112,7 +112,56 @@ def test_training_keeps_the_weights_of_indrnn_in_bounds(max_length, bound, rng):
     assert found == pytest.approx(bound, rel=1e-6)
 
 
+def test_weights_of_indrnn_start_between_0_and_the_bound():
+    layer = make("IndRNN", units=1000, max_length=2)
+    u = array(layer.cell.recurrent_weights)
+    bound = 2**0.5
+
+    assert 0 <= u.min() < 0.02 and bound - 0.02 < u.max() <= bound
+    assert u.mean() == pytest.approx(bound / 2, abs=0.05)
+
+
+@pytest.mark.slow("tensorflow")  # seconds, unlike a compiled loop
+@pytest.mark.parametrize("training", [False, True])
+def test_the_state_of_indrnn_with_dropout_is_within_its_bound(training):
+    steps, units = 500, 40
+    layer = make(
+        "IndRNN", units=units, max_length=steps, recurrent_dropout=0.1, seed=2
+    )
+    layer.cell.recurrent_weights.assign(np.full(units, layer.cell.bound))
+    x = np.zeros((BATCH, steps, FEATURES), "float32")
+    start = {"output": tensor(np.ones((BATCH, units), "float32"))}
+    y = array(layer(x, initial_state=start, training=training))
+
+    kept = y[:, 0] > 0
+    assert 0.8 < kept.mean() < 1 if training else kept.all()
+    np.testing.assert_allclose(y[:, -1], 2.0 * kept, rtol=1e-3)
+
+
 # --- highways ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("name", ["RHN", "HyperRHN"])
+def test_transform_gates_of_highways_start_nearly_closed(name, layer_norm):
+    layer = make(name, coupled=False, layer_norm=layer_norm)
+    weights = weights_of(layer)
+    networks = {"": UNITS, "hyper_": 3} if name == "HyperRHN" else {"": UNITS}
+    for prefix, units in networks.items():
+        gates = np.repeat([0.0, -2.0, 2.0], units)
+        for level in (1, 2):
+            bias = weights[f"{prefix}bias_{level}"]
+            np.testing.assert_array_equal(bias, 0 if layer_norm else gates)
+            if layer_norm:
+                bias = weights[f"{prefix}layer_{level}_norm_bias"]
+                np.testing.assert_array_equal(bias, gates)
+
+
+def test_hyper_rhn_starts_with_scales_near_1():
+    weights = weights_of(make("HyperRHN"))
+    for level in (1, 2):
+        np.testing.assert_array_equal(weights[f"scale_bias_{level}"], 1)
+        assert 0 < np.abs(weights[f"scale_kernel_{level}"]).max() < 0.1
 
 
 @pytest.mark.slow_after(1, "jax")
@@ -153,6 +202,18 @@ def test_hyper_rhn_of_fixed_scales_is_rhn(rng):
 
 
 # --- LSTMs ------------------------------------------------------------------
+
+
+def test_scales_of_hyper_lstm_start_as_published():
+    weights = weights_of(make("HyperLSTM", embedding_units=5))
+    for part in ("recurrent", "input"):
+        scales = weights[f"{part}_scale_kernel"]
+        np.testing.assert_allclose(scales, 0.1 / 5, rtol=1e-6)
+        np.testing.assert_array_equal(weights[f"{part}_embedding_bias"], 1)
+    small = ["bias_scale_kernel"]
+    small += [f"{x}_embedding_kernel" for x in ("recurrent", "input", "bias")]
+    for name in small:
+        assert 0 < np.ptp(weights[name]) < 0.1, name
 
 
 @pytest.mark.slow_after(1, "jax")
@@ -203,8 +264,8 @@ def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
     states = layer.get_initial_state(BATCH)
     for t in range(3):
         now = x[:, t : t + 1]
-        h, c = array(states[0]), array(states[2])[:, :UNITS]
-        shown = first(now, initial_state=[tensor(h), tensor(c), states[-1]])[0]
+        entering = [states[0], states[2], states[-1]]
+        shown = first(now, initial_state=entering)[0]
         _, *expected = slow(
             array(shown)[:, None],
             initial_state=[states[1], states[3], states[-1]],
@@ -219,17 +280,27 @@ def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
 
 
 @pytest.mark.slow("jax")
-def test_zoneout_of_fs_lstm_keeps_cells_of_every_lstm(rng):
+def test_every_lstm_of_fs_lstm_has_a_zoneout_of_its_own(rng):
+    rates = {"zoneout_cell": 0.5, "zoneout_hidden": 0.5}
     layer = make(
-        "FSLSTM", rng, zoneout_cell=0.5, seed=3, units=40, return_state=True
+        "FSLSTM",
+        rng,
+        units=100,
+        slow_units=100,
+        return_state=True,
+        seed=3,
+        **rates,
     )
     x = inputs(rng, time=1)
     start = layer.get_initial_state(BATCH)
     planted = [ops.full_like(state, 0.125) for state in start[:4]]
     _, *states = layer(x, initial_state=[*planted, start[4]], training=True)
-    for state in (array(states[2])[:, :40], array(states[2])[:, 40:]):
-        assert 0.3 < (state == 0.125).mean() < 0.7
-    assert 0.1 < (array(states[3]) == 0.125).mean() < 0.9
+    h, slow, c, slow_c = (array(state) == 0.125 for state in states[:4])
+
+    # What passes through two fast cells is kept by both.
+    assert (h != c).any() and (slow != slow_c).any()
+    for kept, share in ((h, 0.25), (c, 0.25), (slow, 0.5), (slow_c, 0.5)):
+        assert kept.mean() == pytest.approx(share, abs=0.1)
 
 
 # --- HM-LSTM ----------------------------------------------------------------
@@ -295,6 +366,59 @@ def test_boundaries_have_the_gradient_of_the_hard_sigmoid():
     np.testing.assert_allclose(of_s[:, 0], [0, 1.5, 1.5, 0])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_sums_end_a_segment_in_half_precision(dtype):
+    cell = baselines.HMLSTMCell(UNITS, dtype=dtype)
+    cell.build((None, FEATURES))
+    s = tensor(np.array([[3e-3], [1e-4], [0], [-1e-4]], "float32"))
+    z = cell._boundary(cell.weight_tensors(), ops.cast(s, dtype))
+
+    assert array(ops.cast(z, "float32"))[:, 0].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.slow("jax", "tensorflow")
+def test_boundaries_have_gradients_through_whole_steps(
+    rng, float64, monkeypatch
+):
+    """Against differences of a network with z = z_0 + soft(s) - soft(s_0)."""
+    layer = make("HMLSTM", rng, slope=1.5, dtype="float64")
+    x = inputs(rng, time=3, dtype="float64")
+    weigh = rng.normal(size=(BATCH, 3, 3 * UNITS))
+    found, _ = gradients(layer, x, weigh=weigh)
+    cell, known, left = layer.cell, [], None
+
+    def soft(s):
+        return np.clip((1.5 * s + 1) / 2, 0, 1)
+
+    def boundary(cell, weights, s):
+        s = array(s)
+        if left is None:
+            known.append(s)
+        s_0 = s if left is None else next(left)
+        return tensor((s_0 > 0) + soft(s) - soft(s_0))
+
+    def loss():
+        states, total = cell.get_initial_state(BATCH), 0.0
+        for now, weight in zip(x.swapaxes(0, 1), weigh.swapaxes(0, 1)):
+            y, states = cell(tensor(now), states)
+            total += (array(y) * weight).sum()
+        return total
+
+    monkeypatch.setattr(type(cell), "_boundary", boundary)
+    loss()
+    for level in (1, 2):
+        bias, losses = getattr(cell, f"bias_{level}"), []
+        start = array(bias)
+        for step in (1e-5, -1e-5):
+            left = iter(known)
+            bias.assign(start + step * (np.arange(len(start)) == 4 * UNITS))
+            losses.append(loss())
+        bias.assign(start)
+        expected = (losses[0] - losses[1]) / 2e-5
+        assert abs(expected) > 1e-2
+        assert found[bias.name][-1] == pytest.approx(expected, rel=1e-5)
+
+
 class BoundaryOf(keras.layers.Layer):
     def __init__(self, cell):
         super().__init__()
@@ -349,6 +473,65 @@ def test_the_slope_follows_a_schedule_and_a_callback(rng):
         model.compile("sgd", "mse")
         model.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
         assert array(layer.cell.slope) == pytest.approx(3.0)  # third update
+
+
+# --- dropout ----------------------------------------------------------------
+
+SEES_THE_LAST_OUTPUT = {
+    "IndRNN": ["recurrent_weights"],
+    "RHN": ["recurrent_kernel_1", "recurrent_kernel_2"],
+    "HyperRHN": ["recurrent_kernel_1", "recurrent_kernel_2"],
+    "NAS": ["recurrent_kernel"],
+    "FSLSTM": ["fast_1_recurrent_kernel"],
+}
+
+
+def dropped_rows(name, mask):
+    """What recurrent dropout multiplies the rows of weights with."""
+    if name == "HyperLSTM":
+        both = np.concatenate([np.ones(3), mask])  # h^ and then h
+        return {"recurrent_kernel": mask, "hyper_recurrent_kernel": both}
+    if name == "HMLSTM":
+        one, two, three = np.split(mask, 3)
+        return {
+            "recurrent_kernel_1": one,
+            "recurrent_kernel_2": two,
+            "recurrent_kernel_3": three,
+            "top_down_kernel_1": two,
+            "top_down_kernel_2": three,
+        }
+    return dict.fromkeys(SEES_THE_LAST_OUTPUT[name], mask)
+
+
+@pytest.mark.slow_after(3, "jax", "tensorflow")
+@each_quoted
+def test_dropout_is_that_of_rows_of_kernels(name, rng, monkeypatch):
+    """The same at each step, and of no other product."""
+    layer = make(name, rng, dropout=0.5, recurrent_dropout=0.5, seed=3)
+    if name == "HMLSTM":
+        # Otherwise the second level ends a segment at each step, never copies.
+        bias = array(layer.cell.bias_2)
+        bias[-1] -= 1
+        layer.cell.bias_2.assign(bias)
+    cell_class, drawn = type(layer.cell), []
+    draw_noise = cell_class.draw_noise
+
+    def recorded(cell, time, batch):
+        drawn.append(draw_noise(cell, time, batch))
+        return drawn[-1]
+
+    monkeypatch.setattr(cell_class, "draw_noise", recorded)
+    x = inputs(rng, batch=1, time=20)
+    found = array(layer(x, training=True))
+    of_x, of_h = (array(mask)[0] for mask in drawn[0][1])
+    scale = 1 if name == "IndRNN" else 2
+    assert set(of_x) == {0, 2} and set(of_h) == {0, scale}
+    assert np.abs(found - array(layer(x))).max() > 1e-2
+    known = weights_of(layer)
+    for key, rows in dropped_rows(name, of_h).items():
+        getattr(layer.cell, key).assign((known[key].T * rows).T)
+
+    np.testing.assert_allclose(found, array(layer(x * of_x)), atol=1e-5)
 
 
 # --- export -----------------------------------------------------------------
@@ -412,8 +595,9 @@ def test_a_long_sequence(name, rng):
     outputs = model.predict(inputs(rng, batch=1, time=1500), verbose=0)
 
     assert np.isfinite(outputs).all()
-    # The state of IndRNN is a sum over all steps.
-    assert np.abs(outputs).max() < (1e5 if name == "IndRNN" else 100)
+    # The state of IndRNN is a sum over all steps, the others are gated.
+    assert name == "IndRNN" or np.abs(outputs).max() < 1 + 1e-6
+    assert (outputs[:, -1] != outputs[:, -2]).any()
 
 
 @pytest.mark.slow
@@ -425,6 +609,6 @@ def test_gradients_over_a_long_sequence(name, rng):
     weigh[:, -1] = 1
     found, of_x = gradients(layer, x, weigh=weigh, in_graph=True)
 
-    assert np.isfinite(of_x).all()
+    assert np.isfinite(of_x).all() and (of_x[:, -1] != 0).any()
     for key, gradient in found.items():
         assert np.isfinite(gradient).all(), key
