@@ -112,6 +112,7 @@ def test_training_keeps_the_weights_of_indrnn_in_bounds(max_length, bound, rng):
     assert found == pytest.approx(bound, rel=1e-6)
 
 
+@pytest.mark.slow("jax")
 def test_weights_of_indrnn_start_between_0_and_the_bound():
     layer = make("IndRNN", units=1000, max_length=2)
     u = array(layer.cell.recurrent_weights)
@@ -141,6 +142,7 @@ def test_the_state_of_indrnn_with_dropout_is_within_its_bound(training):
 # --- highways ---------------------------------------------------------------
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("name", ["RHN", "HyperRHN"])
 def test_transform_gates_of_highways_start_nearly_closed(name, layer_norm):
@@ -157,6 +159,7 @@ def test_transform_gates_of_highways_start_nearly_closed(name, layer_norm):
                 np.testing.assert_array_equal(bias, gates)
 
 
+@pytest.mark.slow("jax")
 def test_hyper_rhn_starts_with_scales_near_1():
     weights = weights_of(make("HyperRHN"))
     for level in (1, 2):
@@ -204,6 +207,7 @@ def test_hyper_rhn_of_fixed_scales_is_rhn(rng):
 # --- LSTMs ------------------------------------------------------------------
 
 
+@pytest.mark.slow("jax")
 def test_scales_of_hyper_lstm_start_as_published():
     weights = weights_of(make("HyperLSTM", embedding_units=5))
     for part in ("recurrent", "input"):
@@ -366,6 +370,7 @@ def test_boundaries_have_the_gradient_of_the_hard_sigmoid():
     np.testing.assert_allclose(of_s[:, 0], [0, 1.5, 1.5, 0])
 
 
+@pytest.mark.slow_after(1, "jax")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_small_sums_end_a_segment_in_half_precision(dtype):
     cell = baselines.HMLSTMCell(UNITS, dtype=dtype)
@@ -503,7 +508,7 @@ def dropped_rows(name, mask):
     return dict.fromkeys(SEES_THE_LAST_OUTPUT[name], mask)
 
 
-@pytest.mark.slow_after(3, "jax", "tensorflow")
+@pytest.mark.slow_after(2, "jax", "tensorflow")
 @each_quoted
 def test_dropout_is_that_of_rows_of_kernels(name, rng, monkeypatch):
     """The same at each step, and of no other product."""
