@@ -63,7 +63,10 @@ class MemoryLayer(MemoryRNN):
             return
         parameters = init_parameters(cls.cell_class)
         for parameter in parameters:
-            of_cell = property(attrgetter(f"cell.{parameter.name}"))
+            of_cell = property(
+                attrgetter(f"cell.{parameter.name}"),
+                doc=f"See `{cls.cell_class.__name__}`.",
+            )
             setattr(cls, parameter.name, of_cell)
         keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters += [

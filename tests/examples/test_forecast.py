@@ -223,8 +223,20 @@ def test_a_wrong_cell_is_named_by_row_and_column(
 def test_the_first_of_several_gaps_is_named_and_the_others_are_counted(numbers):
     for row, column in ((40, 1), (20, 2), (30, 1)):
         change(numbers, row, column, "")
-    with pytest.raises(RunError, match="row 20, .* in 2 more cells"):
+    with pytest.raises(RunError, match="row 20, .* for 2 more cells"):
         load(numbers)
+
+
+def test_decimal_commas_are_explained(numbers):
+    text = numbers.read_text().replace(",", ";").replace(".", ",")
+    numbers.write_text(text)
+    with pytest.raises(RunError, match="row 2, .* decimal point"):
+        load(numbers)
+
+
+def test_the_target_cannot_be_ignored(numbers):
+    with pytest.raises(RunError, match="leaves out 'wave', which is the"):
+        load(numbers, ignored=["wave"])
 
 
 def test_rows_that_are_missing_are_a_gap(numbers):

@@ -181,6 +181,11 @@ def read_csv(path, target, ignored=()):
     it has dates in ISO format, they must be evenly spaced. Anything else that
     is not a finite number is an error. Row 1 has the names.
     """
+    if target in ignored:
+        raise RunError(
+            f"--ignore leaves out {target!r}, which is the --target. Name "
+            "another column."
+        )
     names, rows = _read_rows(path)
     for name in (target, *ignored):
         if name not in names:
@@ -262,7 +267,11 @@ def _is_real(number):
 def _describe(path, target, wrong):
     row, name, cell = min(wrong, key=lambda one: one[0])
     found = f"{cell!r} is not a finite number" if cell else "the cell is empty"
-    others = f" So it is in {len(wrong) - 1} more cells." if wrong[1:] else ""
+    others = ""
+    if wrong[1:]:
+        others = f" The same holds for {len(wrong) - 1:,} more cells."
+    if "," in cell:
+        others += " Numbers take a decimal point."
     remedy = "Correct it"
     if name != target:
         remedy += f", or leave the column out with --ignore {name}"
