@@ -1,6 +1,7 @@
 """One backend per run, chosen by KERAS_BACKEND; `python -m tests` runs all."""
 
 import collections
+import functools
 import gc
 import itertools
 import os
@@ -13,12 +14,19 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # be set before a backend is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import settings
 
-BACKEND = keras.backend.backend()
+# Keras is imported where it is needed: pytest's own process, which only hands
+# out tests, would spend as long on it as each of those that run them.
+
+
+@functools.cache
+def _backend():
+    import keras
+
+    return keras.backend.backend()
 
 
 def pytest_addoption(parser):
@@ -71,11 +79,13 @@ def _is_slow(item, cases_before):
         count, *backends = marker.args
         if cases_before >= count:
             marks.append(backends)
-    return any(not backends or BACKEND in backends for backends in marks)
+    return any(not backends or _backend() in backends for backends in marks)
 
 
 @pytest.fixture(autouse=True)
 def seeded():
+    import keras
+
     keras.utils.set_random_seed(7)
 
 
@@ -91,7 +101,7 @@ def little_kept():
     """
     yield
     # Not after each test: it takes a moment to count them.
-    if BACKEND != "jax" or next(_tests_run) % 10:
+    if _backend() != "jax" or next(_tests_run) % 10:
         return
     if _memory_maps() > 30_000:
         import jax
@@ -113,7 +123,7 @@ def rng():
 @pytest.fixture
 def float64():
     """Real float64: JAX gives float32 under that name unless told."""
-    if BACKEND != "jax":
+    if _backend() != "jax":
         yield
         return
     import jax
@@ -126,7 +136,7 @@ def float64():
 @pytest.fixture
 def no_jit():
     """JAX without compilation, where a test runs hundreds of tiny graphs."""
-    if BACKEND != "jax":
+    if _backend() != "jax":
         yield
         return
     import jax

