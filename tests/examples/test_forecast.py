@@ -14,6 +14,7 @@ pytest.importorskip(
 import keras_armin
 from examples import forecast
 from examples.support import networks
+from examples.support import plotting
 from examples.support.cli import RunError
 from examples.support.data import series
 from tests.helpers.common import slow_except_on
@@ -554,7 +555,9 @@ def check_exported(path, saved, inputs):
 
 
 @slow_except_on("torch")
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path):
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path, monkeypatch):
+    # Pictures have tests of their own, and take most of the time.
+    monkeypatch.setattr(plotting, "save", lambda figure, path: None)
     command = [*TINY, "--models", "armin", "--output"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     expected = forecast.main([*command, str(whole)])["armin"]

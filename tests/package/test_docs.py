@@ -17,6 +17,7 @@ from keras_armin import ARMIN
 from keras_armin import ARMINCell
 from keras_armin import baselines
 from keras_armin import callbacks
+from tests.helpers.common import slow_except_on
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -27,7 +28,7 @@ def test_the_readme_has_code():
     assert len(BLOCKS) >= 4
 
 
-@pytest.mark.slow("jax", "tensorflow")
+@slow_except_on("tensorflow")
 def test_the_code_of_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}

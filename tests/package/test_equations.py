@@ -1,5 +1,6 @@
 """The layer, the bare cell and the NumPy reference give the same numbers."""
 
+import functools
 import itertools
 
 import keras
@@ -46,42 +47,38 @@ def rows():
     ]
 
 
-def pairwise():
-    """A small set in which each two values of two axes occur together."""
-    missing = {
-        ((a, x), (b, y))
-        for a, b in itertools.combinations(AXES, 2)
-        for x in AXES[a]
-        for y in AXES[b]
-    }
-
-    def covered(row):
-        return {
-            pair
-            for pair in itertools.combinations(row.items(), 2)
-            if pair in missing
-        }
-
+@functools.cache
+def covering(strength):
+    """Few rows in which any values of so many axes occur together."""
+    every = rows()
+    together = [
+        set(itertools.combinations(row.items(), strength)) for row in every
+    ]
+    missing = list(dict.fromkeys(itertools.chain(*together)))
+    covers = np.array([[x in found for x in missing] for found in together])
     chosen = []
-    while missing:
-        best = max(rows(), key=lambda row: len(covered(row)))
-        missing -= covered(best)
-        chosen.append(best)
+    while covers.any():
+        best = covers.sum(axis=1).argmax()
+        chosen.append(every[best])
+        covers[:, covers[best]] = False
     return chosen
 
 
 def combinations():
     """Grouped by the first three axes, to keep the number of tests readable.
 
-    Those in which each pair occurs, then, slow, all of them.
+    Those in which each pair occurs, then, slow, each three.
     """
-    for rows_of, marks in ((pairwise, []), (rows, [pytest.mark.slow])):
+    for name, strength, marks in (
+        ("pairs", 2, []),
+        ("triples", 3, [pytest.mark.slow]),
+    ):
         groups = {}
-        for row in rows_of():
+        for row in covering(strength):
             groups.setdefault(tuple(row.values())[:3], []).append(row)
         for key, group in groups.items():
-            name = "-".join(["all" if marks else "pairs", *map(str, key)])
-            yield pytest.param(group, id=name, marks=marks)
+            case = "-".join([name, *map(str, key)])
+            yield pytest.param(group, id=case, marks=marks)
 
 
 def name_of(options):
@@ -148,7 +145,7 @@ def test_combinations_agree_in_float64(group, training, rng, float64, no_jit):
 
 @pytest.mark.slow("jax", "tensorflow")
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("options", pairwise(), ids=name_of)
+@pytest.mark.parametrize("options", covering(2), ids=name_of)
 def test_pairwise_set_agrees_in_float32(options, training, rng):
     compare(options, "float32", training, rng, 1e-5)
 

@@ -12,7 +12,6 @@ from tests.helpers.common import SLOTS
 from tests.helpers.common import TIME
 from tests.helpers.common import UNITS
 from tests.helpers.common import inputs
-from tests.helpers.common import slow_except_on
 
 each_class = pytest.mark.parametrize("cls", [ARMIN, ARMINCell])
 
@@ -202,7 +201,7 @@ def test_indices_are_no_reset(rng):
         layer(inputs(rng), reset=np.array([0, 2, 1]))
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_an_unsupported_backend_is_named():
     import os
     import subprocess

@@ -24,7 +24,6 @@ from tests.helpers.common import UNITS
 from tests.helpers.common import array
 from tests.helpers.common import inputs
 from tests.helpers.common import randomise
-from tests.helpers.common import slow_except_on
 from tests.helpers.exported import call_model
 from tests.helpers.exported import check_exported
 from tests.helpers.exported import run_exported
@@ -329,7 +328,7 @@ np.save(sys.argv[3], keras.ops.convert_to_numpy(y))
 """
 
 
-@slow_except_on("torch")
+@pytest.mark.slow
 def test_a_saved_model_gives_the_same_on_another_backend(tmp_path, rng):
     model, x = made("stacked", rng), inputs(rng)
     model.save(tmp_path / "model.keras")

@@ -62,7 +62,7 @@ def step_with_call(rng):
     return step, {"x": inputs(rng, 2)[:, 0], **initial_states(step, 2)}
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "torch")
 def test_an_onnx_step_names_its_outputs(tmp_path, rng):
     import onnxruntime
 

@@ -94,7 +94,8 @@ def test_the_most_likely_text_is_that_of_the_whole_model(model, generator):
     assert ids == most_likely[len(PROMPT) - 1 : -1].tolist()
 
 
-@pytest.mark.slow_after(1, "jax", "tensorflow")
+@pytest.mark.slow("jax")
+@pytest.mark.slow_after(1, "tensorflow")
 def test_numpy_generates_the_same_from_the_step_model(model, generator):
     step = keras_armin.step_model(model)
 

@@ -59,6 +59,7 @@ def test_a_trace_leaves_a_carried_state_alone(rng):
         np.testing.assert_array_equal(after[name], value)
 
 
+@pytest.mark.slow("jax")
 def test_a_stateful_bare_cell_is_traced_from_its_state(rng):
     layer = as_rnn(units=UNITS, memory_slots=TIME + 2, stateful=True)
     x = inputs(rng)
@@ -68,6 +69,7 @@ def test_a_stateful_bare_cell_is_traced_from_its_state(rng):
     assert trace.write_slots[0, :2].tolist() == [TIME, TIME + 1]
 
 
+@pytest.mark.slow("jax")
 def test_a_float64_bare_cell_is_traced_in_float64(rng, float64):
     options = {"memory_slots": 3, "addressing": "soft"}
     layer = as_rnn(units=UNITS, dtype="float64", **options)

@@ -303,6 +303,7 @@ def test_bidirectional(make, rng):
     close(y[..., OUTPUT:], turned)
 
 
+@pytest.mark.slow("jax")
 def test_bidirectional_with_states(rng):
     layer = keras.layers.Bidirectional(ARMIN(**SIZES, return_state=True))
     outputs = layer(inputs(rng))
@@ -347,6 +348,7 @@ def test_a_stack_of_one_bare_cell(rng):
     assert tuple(rnn(inputs(rng)).shape) == (BATCH, OUTPUT)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_time_distributed(rng):
     layer = built(rng=rng)
     x = np.stack([inputs(rng), inputs(rng)], axis=1)
@@ -525,6 +527,7 @@ def test_a_small_copy_task_is_learnt(rng):
 # --- what keras.layers.RNN itself breaks ------------------------------------
 
 
+@pytest.mark.slow("jax")
 @pytest.mark.xfail(
     BACKEND == "torch",
     reason="keras.layers.RNN on torch fails with unroll, mask and go_backwards",

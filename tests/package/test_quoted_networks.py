@@ -97,7 +97,7 @@ def test_units_of_indrnn_do_not_see_each_other(rng):
     assert np.abs(a[..., 2] - b[..., 2]).max() > 1e-3
 
 
-@pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize(
     ("max_length", "bound"), [(None, 1.0), (1, 2.0), (50, 2 ** (1 / 50))]
 )
@@ -167,7 +167,7 @@ def test_hyper_rhn_starts_with_scales_near_1():
         assert 0 < np.abs(weights[f"scale_kernel_{level}"]).max() < 0.1
 
 
-@pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("name", ["RHN", "HyperRHN"])
 def test_coupled_gates_sum_to_one(name, rng):
     """With h at 1, a state of ones stays, whatever the gates."""
@@ -220,7 +220,7 @@ def test_scales_of_hyper_lstm_start_as_published():
         assert 0 < np.ptp(weights[name]) < 0.1, name
 
 
-@pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("layer_norm", [True, False])
 def test_hyper_lstm_of_fixed_scales_is_layer_norm_lstm(layer_norm, rng):
     hyper = make("HyperLSTM", rng, layer_norm=layer_norm)
@@ -244,7 +244,7 @@ def test_hyper_lstm_of_fixed_scales_is_layer_norm_lstm(layer_norm, rng):
     np.testing.assert_allclose(array(hyper(x)), array(plain(x)), atol=1e-5)
 
 
-@pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("fast_cells", [2, 4])
 def test_the_slow_cell_of_fs_lstm_moves_once_a_step(fast_cells, rng):
     """The same slow state as an LSTM that sees what the first cell gives."""
@@ -322,7 +322,7 @@ def planted(layer, level, bias):
     getattr(layer.cell, f"bias_{level}").assign(value)
 
 
-@pytest.mark.slow_after(1, "jax")
+@pytest.mark.slow("jax")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_boundary_of_0_copies_the_state_bit_for_bit(dtype, rng):
     layer = make("HMLSTM", rng, return_state=True, dtype=dtype)
@@ -359,6 +359,7 @@ def test_a_boundary_of_1_forgets_the_cell_and_moves_the_level_above(rng):
     assert (found[1][1][:, UNITS : 2 * UNITS] != 5.0).all()
 
 
+@pytest.mark.slow("jax")
 def test_boundaries_have_the_gradient_of_the_hard_sigmoid():
     cell = baselines.HMLSTMCell(UNITS, slope=3.0)
     cell.build((None, FEATURES))
@@ -452,6 +453,7 @@ def test_boundaries_can_be_traced_and_drawn(rng, tmp_path):
     assert (tmp_path / "boundaries.png").stat().st_size > 1000
 
 
+@pytest.mark.slow("jax")
 def test_errors_of_traces_and_pictures(rng):
     x = inputs(rng)
     with pytest.raises(TypeError, match="`layer` must be an `HMLSTM`"):
@@ -508,7 +510,8 @@ def dropped_rows(name, mask):
     return dict.fromkeys(SEES_THE_LAST_OUTPUT[name], mask)
 
 
-@pytest.mark.slow_after(2, "jax", "tensorflow")
+@pytest.mark.slow("jax")
+@pytest.mark.slow_after(2, "tensorflow")
 @each_quoted
 def test_dropout_is_that_of_rows_of_kernels(name, rng, monkeypatch):
     """The same at each step, and of no other product."""

@@ -138,6 +138,7 @@ class TwoBatches(keras.layers.Layer):
         return self.layer(x, training=training)
 
 
+@pytest.mark.slow("jax")
 def test_gradients_are_cut_between_batches(rng):
     """The gradient is that of a call which is given the state as data."""
     _, layer = stateful_model(rng)
@@ -313,6 +314,7 @@ def test_reset_inside_a_sequence_equals_two_sequences(rng):
     np.testing.assert_allclose(y[1:2, :3], array(layer(x[1:2, :3])), atol=1e-6)
 
 
+@pytest.mark.slow("jax")
 def test_a_reset_takes_place_at_a_masked_step(rng):
     layer = ARMIN(UNITS, SLOTS, return_sequences=True)
     x = inputs(rng)

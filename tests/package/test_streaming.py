@@ -110,6 +110,7 @@ def test_steps_agree_for_models_of_many_kinds(make, rng):
     check_steps(model, x)
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_sum_beside_a_layer_of_a_fixed_length(rng):
     sequence = keras.Input((TIME, FEATURES))
     y = small_armin(return_sequences=True)(sequence)
@@ -265,6 +266,7 @@ def test_a_subclassed_model_is_rejected():
         keras_armin.step_model(small_armin())
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_layer_of_ones_own_can_be_vouched_for(rng):
     class Double(layers.Layer):
         def call(self, x):

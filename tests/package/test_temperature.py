@@ -324,6 +324,7 @@ def test_the_callback_says_what_is_wrong(rng):
 # --- noise ------------------------------------------------------------------
 
 
+@pytest.mark.slow("jax", "tensorflow")
 def test_the_noise_follows_a_schedule_of_its_own(rng, tmp_path):
     layer = ARMIN(4, 3, noise_scale=halving(), temperature=halving(2.0))
     model = model_with(layer)
@@ -340,7 +341,7 @@ def test_the_noise_follows_a_schedule_of_its_own(rng, tmp_path):
         assert float(copy.temperature.numpy()) == 0.5
 
 
-@pytest.mark.slow("jax")
+@pytest.mark.slow("jax", "tensorflow")
 def test_a_schedule_may_start_without_noise_and_end_so(rng):
     up_and_down = keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [0.0, 3.0, 0.0]

@@ -227,6 +227,7 @@ def test_wrong_parts_are_named(rng):
 # --- inputs that are not floating point tensors -----------------------------
 
 
+@pytest.mark.slow_after(1, "jax")
 def test_integers_are_cast(built, rng, no_loop):
     x = rng.integers(-3, 4, size=(BATCH, 1, FEATURES)).astype("int32")
     _, sequences, *_ = built(x)
