@@ -447,6 +447,11 @@ def _check(parser, arguments):
         parser.error("--target needs --data, a CSV file")
     if arguments.data and arguments.preset != "quick":
         parser.error(f"--preset {arguments.preset} is for Mackey-Glass")
+    if arguments.season > arguments.window:
+        parser.error(
+            f"--season {arguments.season} needs a --window of at least as many "
+            "steps"
+        )
     if arguments.warmup >= arguments.window:
         parser.error(
             f"--warmup {arguments.warmup} has to be less than --window "
@@ -507,7 +512,11 @@ def check_export(path):
     formats = {ending: format for format, ending in endings.items()}
     try:
         if path.suffix not in formats:
-            raise ValueError(f"the name must end in one of {list(formats)}")
+            files = ", ".join(filter(None, formats))
+            raise ValueError(
+                f"the name must end in one of {files}; without a dot, it is "
+                "the folder of a SavedModel"
+            )
         keras_armin.export_lib.check_format(formats[path.suffix])
     except (ValueError, ImportError) as error:
         raise RunError(f"--export {path}: {error}") from error

@@ -13,7 +13,11 @@ opens with a text, if the model knows the characters of its prompt.
 
 Other programs can use the same interface: POST /generate with JSON such as
 {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 20, "seed": 1}
-returns a line of JSON for each byte, {"text": ..., "slots": [...]}.
+returns a line of JSON for each byte, those of the prompt first:
+{"text": ..., "slots": [...]} with the slot that each layer read. The last line
+has "done", or "error" if something went wrong on the way. All but the prompt
+may be left out; GET /model returns the limits. A request that cannot be served
+gets a status of 400 or more and {"error": ...}.
 
 Meant for a few users on one machine: by default it listens on 127.0.0.1 only,
 and it has neither accounts nor encryption.

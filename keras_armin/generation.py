@@ -22,6 +22,8 @@ _PIECE = 1024
 # With more than this, noise times temperature may exceed float32. Logits make
 # no difference long before.
 _LARGEST_TEMPERATURE = 1e30
+# In place of a token id where the model's logits are NaN.
+_NAN = -1
 
 
 def generate(
@@ -125,6 +127,12 @@ class Generator:
             ],
             default=self.vocabulary_size,
         )
+        if self._input_size < self.vocabulary_size:
+            raise ValueError(
+                "Argument `model` must take every token that it can generate. "
+                f"'{model.name}' returns logits of {self.vocabulary_size} "
+                f"tokens, but its Embedding has {self._input_size}."
+            )
         self._read = backends.compiled(self._read_prompts, self._step)
         self._write = backends.compiled(self._write_tokens, self._step)
         self._write_one = backends.compiled(self._next_tokens, self._step)
@@ -178,7 +186,7 @@ class Generator:
                 *request.options,
                 *carried,
             )
-            written.append(ops.convert_to_numpy(tokens)[:length])
+            written.append(_checked(ops.convert_to_numpy(tokens)[:length]))
         return np.concatenate(written).T.tolist()
 
     def _draw_noise(self, rngs, length, size):
@@ -200,7 +208,7 @@ class Generator:
             ids, *states = self._write_one(
                 ops.convert_to_tensor(noise), *request.options, ids, *states
             )
-            yield ops.convert_to_numpy(ids).tolist()
+            yield _checked(ops.convert_to_numpy(ids)).tolist()
 
     def _after_all_but_last(self, prompts):
         """The last token of each prompt, and the states before it."""
@@ -257,9 +265,11 @@ class Generator:
         return written_and_carried
 
     def _next_tokens(self, noise, temperature, top_k, ids, *states):
+        ids = ops.maximum(ids, 0)  # a loop goes on after a `_NAN`
         logits, *states = self._step([ids, *states], training=False)
         logits = ops.cast(logits, "float32")
         ids = sampling.sample(ops, logits, noise, temperature, top_k)
+        ids = ops.where(ops.any(ops.isnan(logits), axis=-1), _NAN, ids)
         return ops.cast(ids, "int32"), *states
 
     def _check(self, prompt, length, temperature, top_k, seed):
@@ -349,6 +359,15 @@ def _check_seed(seed, size, is_batch):
             f"{size} prompts, or None. Received: {len(seed)} of them"
         )
     return [validation.count("seed", one) for one in seed]
+
+
+def _checked(tokens):
+    if (tokens == _NAN).any():
+        raise FloatingPointError(
+            "The logits of the model are NaN, which leaves nothing to sample "
+            "from. Check its weights: did training diverge?"
+        )
+    return tokens
 
 
 def _rounded_up(length):

@@ -4,6 +4,7 @@ import argparse
 import math
 import pathlib
 import sys
+import textwrap
 
 import keras
 
@@ -107,10 +108,20 @@ def parse(parser, argv, preset_options):
     """Parses a command line, with the options of its preset in front.
 
     `preset_options(arguments)` returns them as one string; it may look at
-    the preset, the model and the like.
+    the preset, the model and the like. `--help` ends with them.
     """
     argv = sys.argv[1:] if argv is None else argv
-    options = preset_options(parser.parse_args(argv))
+    without_help = [x for x in argv if x not in ("-h", "--help")]
+    arguments = parser.parse_args(without_help)
+    options = preset_options(arguments)
+    parser.epilog = f"--preset {arguments.preset} is short for:\n" + (
+        textwrap.fill(
+            options,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
+    )
     return parser.parse_args([*options.split(), *argv])
 
 

@@ -235,6 +235,14 @@ def test_decimal_commas_are_explained(numbers):
         load(numbers)
 
 
+def test_a_column_of_decimal_commas_is_not_left_out_as_if_it_were_text(numbers):
+    header, *rows = numbers.read_text().splitlines()
+    rows = [f'{row.rpartition(",")[0]},"1,{n}"' for n, row in enumerate(rows)]
+    numbers.write_text("\n".join([header, *rows]))
+    with pytest.raises(RunError, match="'other'.* decimal point.*--ignore"):
+        load(numbers)
+
+
 def test_the_target_cannot_be_ignored(numbers):
     with pytest.raises(RunError, match="leaves out 'wave', which is the"):
         load(numbers, ignored=["wave"])
@@ -257,7 +265,7 @@ def test_a_column_that_is_constant_in_training_is_refused(numbers):
 
 
 def test_too_few_rows_are_counted(numbers):
-    with pytest.raises(RunError, match="has 100 rows.*at least 103"):
+    with pytest.raises(RunError, match="rows of data, 100\\..*at least 103"):
         load(numbers, horizon=12, window=60)
     # What is said to be enough is enough.
     assert series._are_enough(103, 12, 60, 4)
@@ -481,6 +489,7 @@ def test_every_preset_is_complete(command):
         (["--warmup", "200"], "--warmup 200 has to be less than --window 200"),
         (["--stride", "201"], "--stride 201 is more than --window 200"),
         (["--season", "60"], "--season 60 needs a --warmup of at least 59"),
+        (["--season", "500"], "--season 500 needs a --window of at least as"),
         (["--window", "6000"], "--window 6000 is more than --steps 5000"),
         (["--sequences", "3"], "--sequences must be at least 4"),
         (["--coverage", "1"], "must be at least 0 and below 1"),
@@ -491,6 +500,18 @@ def test_a_wrong_command_is_explained(command, explanation, capsys):
     with pytest.raises(SystemExit):
         forecast.parse_arguments(command)
     assert explanation in capsys.readouterr().err
+
+
+def test_help_ends_with_the_settings_of_the_preset(capsys):
+    for command, settings in (
+        ([], "--preset quick is short for:"),
+        (["--data", "a.csv", "--target", "a"], "--warmup 50 --epochs 10"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            forecast.parse_arguments([*command, "--help"])
+        assert stopped.value.code == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert settings in printed[-400:]
 
 
 def test_an_export_that_cannot_be_written_is_refused_before_training(tmp_path):

@@ -360,6 +360,25 @@ def test_models_that_do_not_generate_are_explained():
         keras_armin.Generator(keras.Model(ids, softmax(y)))
 
 
+def test_tokens_that_the_model_cannot_take_are_not_generated():
+    model = language_model(keras.layers.SimpleRNN(4), tokens=TOKENS - 1)
+    with pytest.raises(ValueError, match="logits of 7.*Embedding has 6"):
+        keras_armin.Generator(model)
+
+
+def test_logits_that_are_nan_are_an_error():
+    model = language_model(keras.layers.SimpleRNN(4))
+    generator = keras_armin.Generator(model)
+    rows, *others = model.get_weights()
+    rows[2] = np.nan  # only after that token
+    model.set_weights([rows, *others])
+    assert len(generator([1, 0], 1, temperature=0)) == 1
+    with pytest.raises(FloatingPointError, match="logits of the model are NaN"):
+        generator([1, 2, 0], 1)
+    with pytest.raises(FloatingPointError, match="logits of the model are NaN"):
+        next(generator.stream([[1], [2]], 3))
+
+
 def test_what_is_no_model_of_sequences_is_explained():
     for wrong in (None, "model.keras", ARMIN(4, memory_slots=2)):
         kind = type(wrong).__name__

@@ -123,8 +123,8 @@ def load_csv(path, target, horizon, window, warmup, ignored=()):
             if _are_enough(rows, horizon, window, warmup)
         )
         raise RunError(
-            f"{path} has {len(values)} rows of data. --window {window} and "
-            f"--horizon {horizon} need at least {needed}."
+            f"{path} has too few rows of data, {len(values)}. --window "
+            f"{window} and --horizon {horizon} need at least {needed}."
         )
     index = columns.index(target)
     _check_variance(path, columns, values[: ends[0]], index)
@@ -200,8 +200,9 @@ def read_csv(path, target, ignored=()):
             continue
         numbers = [_number(cell) for cell in cells]
         if name != target and all(cells) and not any(map(_is_real, numbers)):
-            _leave_out(path, name, cells)
-            continue
+            if not all(map(_has_decimal_comma, cells)):
+                _leave_out(path, name, cells)
+                continue
         columns[name] = numbers
         wrong += [
             (row, name, cell)
@@ -257,6 +258,10 @@ def _number(cell):
         return float(cell)
     except ValueError:
         return None
+
+
+def _has_decimal_comma(cell):
+    return "," in cell and _is_real(_number(cell.replace(",", ".")))
 
 
 def _is_real(number):
