@@ -813,6 +813,9 @@ class TestTorch:
 
         from keras_armin.backends import torch as backend
 
+        # Other tests compile other layers. After eight of them torch leaves
+        # the frames of Keras, which all share, as they are.
+        torch.compiler.reset()
         steps = torch.compile(backend._steps, backend=compiler, fullgraph=True)
         monkeypatch.setattr(backend, "STEPS_AT_A_TIME", 3)
         monkeypatch.setattr(
