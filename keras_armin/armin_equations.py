@@ -97,15 +97,12 @@ class ARMINEquations(MemoryCell):
             **self._project_further(weights, inputs),
         }
 
-    def project_sequence(
-        self, weights: Tensors, inputs: Tensor, sequence_noise: SequenceNoise
-    ) -> Tensors:
-        """As `project`, for `(time, batch, features)`.
+    def project_sequence(self, weights: Tensors, inputs: Tensor) -> Tensors:
+        """As `project`, for prepared inputs `(time, batch, features)`.
 
         One product for each tensor that a step needs: splitting a common
         product would copy everything, also in the backward pass.
         """
-        inputs = prepare_inputs(inputs, sequence_noise)
         kernels = ops.split(weights["kernel"], self._column_ends, axis=-1)
         biases = [None] * len(kernels)
         if "bias" in weights:
@@ -409,14 +406,9 @@ class ARMINEquations(MemoryCell):
         return addmm(x, gated, weights["recurrent_kernel"], in_place)
 
     def output_gates(
-        self,
-        weights: Tensors,
-        inputs: Tensor,
-        gated: Tensor,
-        sequence_noise: SequenceNoise,
+        self, weights: Tensors, inputs: Tensor, gated: Tensor
     ) -> Tensor:
-        """o^h and o^r of Eq. 6, from the weights of the output."""
-        inputs = prepare_inputs(inputs, sequence_noise)
+        """o^h and o^r of Eq. 6, from prepared inputs and the output weights."""
         x = affine(inputs, weights["kernel"], weights.get("bias"))
         return self.integrate(weights, x, gated)
 

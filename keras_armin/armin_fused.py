@@ -27,6 +27,7 @@ from keras_armin.armin_backward import LINEAR
 from keras_armin.armin_backward import BackwardPass
 from keras_armin.armin_equations import ARMINState
 from keras_armin.armin_equations import Noise
+from keras_armin.armin_equations import prepare_inputs
 from keras_armin.backends import ops
 from keras_armin.keras_private import preserve_float64
 from keras_armin.noise import SequenceNoise
@@ -89,9 +90,10 @@ def run_armin(
     )
     state = ARMINState(*states)
     count, last_count = _write_counts(state.pointer, mask, time)
+    inputs = prepare_inputs(sequences, sequence_noise)
     weights, projected = cell.scale_scores(
         cell.recurrent_weights(state_weights),
-        cell.project_sequence(state_weights, sequences, sequence_noise),
+        cell.project_sequence(state_weights, inputs),
         step_noise.gumbel,
     )
     outputs, last = run_recurrence(
@@ -116,11 +118,11 @@ def run_armin(
     )
 
     def output(inputs, output_inputs, gated):
-        gates = cell.output_gates(output_weights, inputs, gated, sequence_noise)
+        gates = cell.output_gates(output_weights, inputs, gated)
         return cell.output(output_weights, gates, output_inputs)
 
     if keep_outputs:
-        outputs = output(sequences, **outputs)
+        outputs = output(inputs, **outputs)
         repeated = outputs
         if mask is not None:
             repeated = _repeat_outputs(outputs, mask, state.output)
@@ -135,7 +137,7 @@ def run_armin(
         step = None if mask is None else _last_valid_steps(mask)[-1]
         if training:
             outputs = {name: _at(x, step) for name, x in outputs.items()}
-        last_output = output(_at(sequences, step), **outputs)
+        last_output = output(_at(inputs, step), **outputs)
         if step is not None:
             last_output = keras.ops.where(
                 step[:, None] < 0, state.output, last_output

@@ -4,6 +4,8 @@ A batch holds each hazard as a sample of its own, so that one compiled model
 meets all of them.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -318,7 +320,11 @@ def test_ordinary_gradients_do_not_meet_the_bound(
         found.append(gradients(layer, x, training=True, in_graph=True))
 
     (bounded, of_x), (free, free_of_x), (low, _) = found
-    np.testing.assert_array_equal(of_x, free_of_x)
+    # XLA rounds differently where it compiles another bound.
+    close = functools.partial(
+        np.testing.assert_allclose, rtol=1e-10, atol=1e-14
+    )
+    close(of_x, free_of_x)
     for name, gradient in bounded.items():
-        np.testing.assert_array_equal(gradient, free[name], err_msg=name)
+        close(gradient, free[name], err_msg=name)
     assert np.abs(low["kernel"] - free["kernel"]).max() > 1e-3
