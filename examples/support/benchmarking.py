@@ -22,6 +22,7 @@ import keras
 import numpy as np
 from keras import ops
 
+import keras_armin
 from examples.support import networks as networks_support
 from keras_armin import ARMIN
 from keras_armin import ARMINCell
@@ -34,6 +35,7 @@ PLAIN = "RNN(ARMINCell)"
 LSTM = "keras.layers.LSTM"
 TORCH_LSTM = "torch.nn.LSTM"
 XLA = " with XLA"
+COMPILED = " compiled"
 
 # Slots as wide as the state: the paper's, and the most work per unit.
 WIDTH = {"memory_dim": None}
@@ -231,44 +233,36 @@ def inference_runs(layers, batch, time, inputs):
 
 
 def generators(units, slots, inputs, symbols, time):
-    """Text generation: the input of a step is the best symbol of the last."""
-    cells = {
-        FUSED: ARMINCell(units, slots, **WIDTH),
-        LSTM: keras.layers.LSTMCell(equal_lstm_units(units, slots, inputs)),
+    """Text generation, where the input of a step is the last symbol."""
+    lstm_units = equal_lstm_units(units, slots, inputs)
+    layers = {
+        FUSED: ARMIN(units, slots, **WIDTH, return_sequences=True),
+        LSTM: keras.layers.LSTM(lstm_units, return_sequences=True),
     }
     calls = {}
-    for name, cell in cells.items():
-        model = _Generator(cell, inputs, symbols)
-        start = ops.zeros((1,), "int32"), list(cell.get_initial_state(1))
-        calls[name] = _compiled(model.loop(time), model, *start)
+    for name, layer in layers.items():
+        model = keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                keras.layers.Embedding(symbols, inputs),
+                layer,
+                keras.layers.Dense(symbols),
+            ]
+        )
+        for suffix in _GENERATORS[BACKEND]:
+            generator = keras_armin.Generator(model, jit_compile=bool(suffix))
+            calls[name + suffix] = functools.partial(
+                generator, [0], time, temperature=0
+            )
     return calls
 
 
-class _Generator(keras.Model):
-    """Takes symbols and states, returns the next symbols and new states."""
-
-    def __init__(self, cell, inputs, symbols):
-        super().__init__()
-        self.embedding = keras.layers.Embedding(symbols, inputs)
-        self.cell = cell
-        self.head = keras.layers.Dense(symbols)
-        self.embedding.build((None,))
-        cell.build((None, inputs))
-        self.head.build((None, cell.output_size))
-        self.built = True
-
-    def call(self, symbol, states):
-        inputs = self.embedding.call(symbol)
-        output, states = self.cell.call(inputs, states, training=False)
-        symbol = ops.argmax(self.head.call(output), axis=-1)
-        return ops.cast(symbol, "int32"), list(states)
-
-    def loop(self, time):
-        def step(_, carry):
-            # Not `self(...)`, which takes longer than the step on torch.
-            return self.call(*carry)
-
-        return lambda *start: ops.fori_loop(0, time, step, start)[0]
+# JAX always compiles.
+_GENERATORS = {
+    "jax": [""],
+    "tensorflow": ["", XLA],
+    "torch": ["", COMPILED],
+}
 
 
 def _compiled(function, layer, *arguments):

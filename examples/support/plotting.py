@@ -295,17 +295,23 @@ def _plot_benchmark(ax, points, size, unit, bars):
     for i, label in enumerate(labels):
         y = [p["found"][label] for p in points]
         # Others get the next colour of the cycle.
-        name = label.split(",")[0].removesuffix(" with XLA")
+        name, is_compiled = _without_compiler(label.split(",")[0])
         style = {"label": label, "color": _COLOURS.get(name)}
         if bars:
             ax.bar(x + (i - (len(labels) - 1) / 2) * width, y, width, **style)
         else:
-            dashed = "XLA" in label or "generating" in label
-            ax.plot(x, y, "o--" if dashed else "o-", markersize=3, **style)
+            line = ["-", "--", ":"][("generating" in label) + is_compiled]
+            ax.plot(x, y, f"o{line}", markersize=3, **style)
     ax.set_xticks(x, [p[size] for p in points])
     ax.set(xlabel=size, ylim=(0, None))
     ax.grid(axis="y", alpha=0.3)
     ax.legend(fontsize=7)
+
+
+def _without_compiler(name):
+    """The name without what compiled it, and whether anything did."""
+    short = name.removesuffix(" with XLA").removesuffix(" compiled")
+    return short, short != name
 
 
 # --- command line ------------------------------------------------------------

@@ -54,8 +54,10 @@ exported models support:
   concatenation of `blocks`, which is `whole` if they were computed in place.
 - `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`;
   `is_float16(dtype)`, of a tensor's dtype.
-- `compiled(function, model)`: a function of tensors, without gradients, that
-  uses the current weights of `model`. Not compiled on torch.
+- `compiled(function, model, with_xla)`: a function of tensors, without
+  gradients, that uses the current weights of `model`. JAX always compiles with
+  XLA, torch not at all: there `compiled_step(function, model)` is for the body
+  of a loop.
 
 Layers:
 
@@ -88,6 +90,7 @@ argmax_slot = _backend.argmax_slot
 check_batch_size = _backend.check_batch_size
 clip_gradient = _backend.clip_gradient
 compiled = _backend.compiled
+compiled_step = _backend.compiled_step
 run_loop = _backend.run_loop
 constant = _backend.constant
 num_replicas = _backend.num_replicas

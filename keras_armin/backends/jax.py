@@ -14,6 +14,7 @@ num_replicas = common.num_replicas
 scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
+compiled_step = common.compiled_step
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -187,7 +188,7 @@ def padding_advice(sequences):
     return None
 
 
-def compiled(function, model):
+def compiled(function, model, with_xla=True):
     @jax.jit
     def run(values, *arguments):
         # As arguments: otherwise they would be constants of what is compiled.

@@ -8,6 +8,7 @@ from keras_armin.backends.common import raise_no_second_derivatives
 ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
+compiled_step = common.compiled_step
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -308,8 +309,8 @@ def _of_replicas(variable):
     return [value]
 
 
-def compiled(function, model):
-    return tf.function(function)
+def compiled(function, model, with_xla=False):
+    return tf.function(function, jit_compile=with_xla)
 
 
 def num_replicas(variable):

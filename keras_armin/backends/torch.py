@@ -1,6 +1,7 @@
 import contextlib
 import functools
 import itertools
+import warnings
 from typing import Any
 from typing import Self
 
@@ -561,8 +562,49 @@ def check_batch_size(sequences, expected):
     return sequences
 
 
-def compiled(function, model):
+def compiled(function, model, with_xla=False):
     return torch.no_grad()(function)
+
+
+def compiled_step(function, model):
+    step, found = _Step(function, model), {}
+
+    def run(*tensors):
+        shapes = tuple(x.shape for x in tensors)
+        if shapes not in found:
+            found[shapes] = _compile(step, tensors)
+        return found[shapes](*tensors)
+
+    return run
+
+
+class _Step(torch.nn.Module):
+    """A function that uses the weights of `model`, in a form for export."""
+
+    def __init__(self, function, model):
+        super().__init__()
+        self.function = function
+        self.model = model
+
+    def forward(self, *tensors):
+        return self.function(*tensors)
+
+
+def _compile(step, tensors):
+    """Its operations alone: `torch.compile` stumbles over what Keras does."""
+    graph = torch.export.export(step, tensors).module()
+    compiled = torch.compile(graph)
+    try:
+        compiled(*tensors)
+    except Exception as error:
+        warnings.warn(
+            "`jit_compile=True`: `torch.compile` failed, and the step runs "
+            "without it. It needs a C++ compiler, such as g++. It said: "
+            f"{str(error).strip().splitlines()[0]}",
+            stacklevel=2,
+        )
+        return graph
+    return compiled
 
 
 def generator_state():

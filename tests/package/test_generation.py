@@ -392,3 +392,75 @@ def test_what_is_no_model_of_sequences_is_explained():
     both = keras.layers.Bidirectional(keras.layers.SimpleRNN(4))
     with pytest.raises(ValueError, match="Bidirectional.*starts from the end"):
         keras_armin.generate(language_model(both), [1], 3)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="others compile the whole loop")
+class TestCompiledSteps:
+    @pytest.fixture
+    def model(self):
+        return language_model(ARMIN(6, memory_slots=3, return_sequences=True))
+
+    @pytest.fixture
+    def eager_compiler(self, monkeypatch):
+        """Traces as `torch.compile` does, and leaves out the C++ compiler."""
+        import torch
+
+        calls = []
+
+        def compiler(graph, inputs):
+            calls.append(graph)
+            return graph.forward
+
+        compile = torch.compile
+        monkeypatch.setattr(
+            torch, "compile", lambda graph: compile(graph, backend=compiler)
+        )
+        return calls
+
+    def test_they_write_the_same_text(self, model, eager_compiler):
+        prompts, seeds = [PROMPT, [4]], [1, 2]
+        expected = keras_armin.generate(model, prompts, 20, top_k=4, seed=seeds)
+        generator = keras_armin.Generator(model, jit_compile=True)
+
+        assert generator(prompts, 20, top_k=4, seed=seeds) == expected
+        assert len(eager_compiler) == 2  # reading and writing, without a break
+        stream = list(generator.stream(prompts, 20, top_k=4, seed=seeds))
+        assert [list(row) for row in zip(*stream)] == expected
+        assert len(eager_compiler) == 2
+
+    def test_they_use_the_current_weights(self, model, eager_compiler):
+        generator = keras_armin.Generator(model, jit_compile=True)
+        before = generator(PROMPT, 20)
+        model.set_weights([-w for w in model.get_weights()])
+
+        assert generator(PROMPT, 20) == keras_armin.generate(model, PROMPT, 20)
+        assert generator(PROMPT, 20) != before
+
+    def test_without_a_compiler_there_is_a_warning(self, model, monkeypatch):
+        import torch
+
+        def no_compiler(graph, inputs):
+            raise RuntimeError("No working C++ compiler found")
+
+        compile = torch.compile
+        monkeypatch.setattr(
+            torch, "compile", lambda graph: compile(graph, backend=no_compiler)
+        )
+        generator = keras_armin.Generator(model, jit_compile=True)
+        with pytest.warns(UserWarning, match="needs a C\\+\\+ compiler"):
+            found = generator(PROMPT, 5)
+
+        assert found == keras_armin.generate(model, PROMPT, 5)
+
+
+@pytest.mark.slow("jax", "torch")  # JAX always compiles
+def test_compiled_it_writes_the_same_text(model):
+    generator = keras_armin.Generator(model, jit_compile=True)
+
+    expected = keras_armin.generate(model, PROMPT, 20, seed=1)
+    assert generator(PROMPT, 20, seed=1) == expected
+
+
+def test_the_flag_to_compile_is_checked(model):
+    with pytest.raises(TypeError, match="jit_compile"):
+        keras_armin.Generator(model, jit_compile="yes")
