@@ -80,14 +80,14 @@ def slopes(cell, weights, steps, recurrent_dropout):
         steps: Dict of what a step recorded, or several with a leading axis.
 
     Returns:
-        Dict of tensors that replace the gates:
-        `of_c` `(..., batch, 4, units)`, the derivatives of the new state by
-        the gates i, f, g before activation and by the old state;
-        `of_gated` `(..., batch, 2, units + r)`, those of [h^g, r^g] by their
-        gates before activation and by [h, r]; with a `write_activation`,
-        `of_written`, that of what is written. With `layer_norm` they end
-        where a normalisation begins, whose inputs are included; `of_state` is
-        then the slope of `state_activation`.
+        Dict of tensors that replace the gates: the derivatives of the new
+        state, `c_by_gates` `(..., batch, 3, units)` by the gates i, f, g
+        before activation and `c_by_h` by the old state; those of [h^g, r^g],
+        `gated_by_gates` by their gates before activation and `gated_by_both`
+        by [h, r]; with a `write_activation`, `of_written`, that of what is
+        written. With `layer_norm` they end where a normalisation begins, whose
+        inputs are included; `of_state` is then the slope of
+        `state_activation`.
     """
     u, h_and_r = cell.units, steps["h_and_r"]
     i_f, g, g_h_r, slope_i_f, slope_g, slope_g_h_r = _gates(
@@ -95,7 +95,7 @@ def slopes(cell, weights, steps, recurrent_dropout):
     )
     (i, f), h_tm1 = ops.split(i_f, [u], axis=-1), h_and_r[..., :u]
     slope_i, slope_f = ops.split(slope_i_f, [u], axis=-1)
-    of_c = [g * slope_i, h_tm1 * slope_f, i * slope_g, f]
+    by_gates, by_h = [g * slope_i, h_tm1 * slope_f, i * slope_g], f
     found = {}
     if cell.layer_norm:
         mixed = cell.mix(i_f, g, h_tm1)
@@ -111,12 +111,10 @@ def slopes(cell, weights, steps, recurrent_dropout):
         mixed = None if known else cell.mix(i_f, g, h_tm1)
         c = steps["output_inputs"][..., :u]
         slope = _slope(cell.state_activation, mixed, c)
-        of_c = [slope * x for x in of_c]
-    of_gated = [h_and_r * slope_g_h_r, g_h_r]
-    if recurrent_dropout is not None:
-        of_gated = [x * recurrent_dropout for x in of_gated]
-    found["of_c"] = _stacked(of_c)
-    found["of_gated"] = _stacked(of_gated)
+        by_gates, by_h = [slope * x for x in by_gates], slope * by_h
+    found["c_by_gates"], found["c_by_h"] = _stacked(by_gates), by_h
+    found["gated_by_gates"] = times(h_and_r * slope_g_h_r, recurrent_dropout)
+    found["gated_by_both"] = times(g_h_r, recurrent_dropout)
     if "value" in steps:
         found["of_written"] = _slope(
             cell.write_activation, None, steps["value"]
@@ -289,18 +287,18 @@ class BackwardPass:
             d_c = self._norm_backward(
                 now["mixed"], [units], "state_norm", d_c * now["of_state"], sums
             )
-        d = ops.expand_dims(d_c, 1) * now["of_c"]
-        d_gates = ops.reshape(d[:, :3], (-1, 3 * units))
+        d_gates = ops.expand_dims(d_c, 1) * now["c_by_gates"]
+        d_gates = ops.reshape(d_gates, (-1, 3 * units))
         if self.cell.layer_norm:
             d_gates = self._norm_backward(
                 now["state_gates"], [units] * 3, "norm", d_gates, sums
             )
-        return d_gates, d[:, 3]
+        return d_gates, d_c * now["c_by_h"]
 
     def _input_gates_backward(self, now, d_gated, sums):
         """Gradients of g^h and g^r before activation, and of [h, r]."""
-        d = ops.expand_dims(d_gated, 1) * now["of_gated"]
-        d_gates, d_both = d[:, 0], d[:, 1]
+        d_gates = d_gated * now["gated_by_gates"]
+        d_both = d_gated * now["gated_by_both"]
         if self.cell.layer_norm:
             d_gates = self._norm_backward(
                 now["input_gates"],

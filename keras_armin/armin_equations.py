@@ -192,7 +192,7 @@ class ARMINEquations(MemoryCell):
         of_state, of_output = dict(weights), {}
         for name, cut in cuts.items():
             if name in weights:
-                of_state[name] = weights[name][..., :cut]
+                of_state[name] = backends.dense(weights[name][..., :cut])
                 of_output[name] = weights[name][..., cut:]
         return of_state, of_output
 

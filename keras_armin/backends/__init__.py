@@ -30,7 +30,8 @@ Loops and gradients:
 - `clip_gradient(x, largest)`: returns `x` and clips its gradient.
 - `gradients_are_disabled()`: True if no gradient can be taken of what is
   computed now.
-- `constant(x)`: a weight in the form that a loop can capture.
+- `constant(x)`: a weight in the form that a loop can capture; `dense(x)`: a
+  part of a weight in the form that products in a loop take fastest.
 
 Memory rows, of `slot` `(batch,)` in `(batch, n, r)`:
 
@@ -93,6 +94,7 @@ compiled = _backend.compiled
 compiled_step = _backend.compiled_step
 run_loop = _backend.run_loop
 constant = _backend.constant
+dense = _backend.dense
 num_replicas = _backend.num_replicas
 with_vjp = _backend.with_vjp
 arange = _backend.arange

@@ -37,6 +37,11 @@ def update_ranks(ranks, slot, slots, ops=keras.ops):
     return (1 - written) * risen
 
 
+def dense(x):
+    """Only torch has tensors that are parts of others."""
+    return x
+
+
 def prepared(step, prepare):
     """The step of a `scan` that prepares its inputs by itself."""
     return lambda carry, inputs_t: step(carry, prepare(inputs_t))

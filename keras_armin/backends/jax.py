@@ -15,6 +15,7 @@ scatter_state = common.scatter_state
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
 compiled_step = common.compiled_step
+dense = common.dense
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_unflatten
 
 from keras_armin import keras_private
 from keras_armin.backends import common
+from keras_armin.backends import torch_onednn
 from keras_armin.backends import torch_ops
 from keras_armin.backends.common import raise_no_second_derivatives
 
@@ -96,13 +97,17 @@ def run_loop(function, cell, sequences, states, **options):
     """The precision follows the dtype policy of Keras, not autocast."""
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _run_compiled(function, cell, sequences, states, **options)
-    with _disable_autocast(sequences):
+    with _disable_autocast(sequences), torch_onednn.gradients_allowed():
         return function(cell, sequences, states, **options)
 
 
 @torch.compiler.disable
 def _run_compiled(function, cell, sequences, states, **options):
-    with _disable_autocast(sequences), _compiled_steps():
+    with (
+        _disable_autocast(sequences),
+        _compiled_steps(),
+        torch_onednn.gradients_allowed(),
+    ):
         return function(cell, sequences, states, **options)
 
 
@@ -238,6 +243,10 @@ def constant(x):
     return x.detach() if torch.compiler.is_exporting() else x
 
 
+def dense(x):
+    return x.contiguous()
+
+
 def arange(n):
     return ops.arange(0, n, dtype="int32")
 
@@ -330,6 +339,13 @@ def matvec(matrices, vectors):
 
 
 def addmm(x, inputs, kernel, in_place=False):
+    if torch_onednn.is_faster(inputs, kernel):
+        if x.dim() == 1:
+            return torch_onednn.affine(inputs, kernel, x)
+        product = torch_onednn.affine(inputs, kernel)
+        if _may_work_in_place(in_place):
+            return x.add_(product)
+        return product + x if torch.is_grad_enabled() else product.add_(x)
     if _may_work_in_place(in_place):
         return x.addmm_(inputs, kernel)
     if inputs.dim() > 2:

@@ -13,7 +13,6 @@ from torch import concatenate
 from torch import exp
 from torch import floor_divide
 from torch import log
-from torch import matmul
 from torch import mean
 from torch import ones_like
 from torch import relu
@@ -28,6 +27,8 @@ from torch import tanh
 from torch import where
 from torch import zeros_like
 from torch.nn.functional import softplus
+
+from keras_armin.backends import torch_onednn
 
 __all__ = [
     "arange",
@@ -78,6 +79,12 @@ def clip(x, lowest, highest):
 
 def expand_dims(x, axis):
     return x.unsqueeze(axis)
+
+
+def matmul(x, y):
+    if torch_onednn.is_faster(x, y):
+        return torch_onednn.affine(x, y)
+    return torch.matmul(x, y)
 
 
 def max(x, axis):
