@@ -90,12 +90,12 @@ def slopes(cell, weights, steps, recurrent_dropout):
         `state_activation`.
     """
     u, h_and_r = cell.units, steps["h_and_r"]
-    i_f, g, g_h_r, slope_i_f, slope_g, slope_g_h_r = _gates(
-        cell, weights, steps
-    )
-    (i, f), h_tm1 = ops.split(i_f, [u], axis=-1), h_and_r[..., :u]
-    slope_i, slope_f = ops.split(slope_i_f, [u], axis=-1)
-    by_gates, by_h = [g * slope_i, h_tm1 * slope_f, i * slope_g], f
+    sigma, tanh = cell.recurrent_activation, cell.activation
+    (x_i_f, i_f), (x_g, g), (x_g_h_r, g_h_r) = _gates(cell, weights, steps)
+    i, f = ops.split(i_f, [u], axis=-1)
+    x_i, x_f = [None] * 2 if x_i_f is None else ops.split(x_i_f, [u], axis=-1)
+    h_tm1 = h_and_r[..., :u]
+    by_i, by_f, by_g, by_h = g, h_tm1, i, f  # c = i g + f h, without the state
     found = {}
     if cell.layer_norm:
         mixed = cell.mix(i_f, g, h_tm1)
@@ -111,9 +111,17 @@ def slopes(cell, weights, steps, recurrent_dropout):
         mixed = None if known else cell.mix(i_f, g, h_tm1)
         c = steps["output_inputs"][..., :u]
         slope = _slope(cell.state_activation, mixed, c)
-        by_gates, by_h = [slope * x for x in by_gates], slope * by_h
-    found["c_by_gates"], found["c_by_h"] = _stacked(by_gates), by_h
-    found["gated_by_gates"] = times(h_and_r * slope_g_h_r, recurrent_dropout)
+        by_i, by_f, by_g, by_h = (slope * x for x in (by_i, by_f, by_g, by_h))
+    found["c_by_gates"] = _stacked(
+        [
+            _gradient(sigma, x_i, i, by_i),
+            _gradient(sigma, x_f, f, by_f),
+            _gradient(tanh, x_g, g, by_g),
+        ]
+    )
+    found["c_by_h"] = by_h
+    by_gates = _gradient(sigma, x_g_h_r, g_h_r, h_and_r)
+    found["gated_by_gates"] = times(by_gates, recurrent_dropout)
     found["gated_by_both"] = times(g_h_r, recurrent_dropout)
     if "value" in steps:
         found["of_written"] = _slope(
@@ -123,40 +131,39 @@ def slopes(cell, weights, steps, recurrent_dropout):
 
 
 def _gates(cell, weights, steps):
-    """[i, f], g and [g^h, g^r], and the slopes of their activations."""
-    sigma, cut = cell.recurrent_activation, [2 * cell.units]
-    x_i_f = x_g = x_g_h_r = None
+    """[i, f], g and [g^h, g^r]: before activation, or None, and after it."""
+    cut = [2 * cell.units]
     if "i_f_g" in steps:
         i_f, g = ops.split(steps["i_f_g"], cut, axis=-1)
-        g_h_r = steps["g_h_r"]
-    else:
-        gates, x_g_h_r = steps["state_gates"], steps["input_gates"]
-        if cell.layer_norm:
-            gates = cell.normalise_state_gates(weights, gates)
-            x_g_h_r = cell.normalise_input_gates(weights, x_g_h_r)
-        x_i_f, x_g = ops.split(gates, cut, axis=-1)
-        i_f, g = sigma(x_i_f), cell.activation(x_g)
-        g_h_r = sigma(x_g_h_r)
+        return (None, i_f), (None, g), (None, steps["g_h_r"])
+    gates, x_g_h_r = steps["state_gates"], steps["input_gates"]
+    if cell.layer_norm:
+        gates = cell.normalise_state_gates(weights, gates)
+        x_g_h_r = cell.normalise_input_gates(weights, x_g_h_r)
+    x_i_f, x_g = ops.split(gates, cut, axis=-1)
+    sigma = cell.recurrent_activation
     return (
-        i_f,
-        g,
-        g_h_r,
-        _slope(sigma, x_i_f, i_f),
-        _slope(cell.activation, x_g, g),
-        _slope(sigma, x_g_h_r, g_h_r),
+        (x_i_f, sigma(x_i_f)),
+        (x_g, cell.activation(x_g)),
+        (x_g_h_r, sigma(x_g_h_r)),
     )
 
 
-def _slope(activation, x, y):
-    """The derivative of an element-wise activation.
+def _gradient(activation, x, y, d_y):
+    """The gradient of `x`, given that of `y = activation(x)`.
 
-    For those in `ACTIVATION_GRADIENTS` either `x` or `y = activation(x)` may
-    be None.
+    `x` may be None for an activation in `ACTIVATION_GRADIENTS`.
     """
     if activation in ACTIVATION_GRADIENTS:
-        y = activation(x) if y is None else y
-        return ACTIVATION_GRADIENTS[activation](y, ops.ones_like(y))
-    return backends.vjp(activation, x, ops.ones_like(x))
+        return ACTIVATION_GRADIENTS[activation](y, d_y)
+    return backends.vjp(activation, x, d_y)
+
+
+def _slope(activation, x, y):
+    """The derivative of an element-wise activation, of `x` or of `y`."""
+    if y is None and activation in ACTIVATION_GRADIENTS:
+        y = activation(x)
+    return _gradient(activation, x, y, ops.ones_like(x if y is None else y))
 
 
 def _stacked(tensors):

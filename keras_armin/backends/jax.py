@@ -95,6 +95,11 @@ def matvec(matrices, vectors):
 
 
 def addmm(x, inputs, kernel, in_place=False):
+    if inputs.ndim > 2:
+        # The gradient of a kernel over several axes would copy, transposed,
+        # those of the products.
+        rows = addmm(0, inputs.reshape(-1, inputs.shape[-1]), kernel)
+        return x + rows.reshape(*inputs.shape[:-1], kernel.shape[-1])
     return x + jnp.matmul(inputs, kernel)
 
 
