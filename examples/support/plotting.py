@@ -303,9 +303,11 @@ def _plot_benchmark(ax, points, size, unit, bars):
             line = ["-", "--", ":"][("generating" in label) + is_compiled]
             ax.plot(x, y, f"o{line}", markersize=3, **style)
     ax.set_xticks(x, [p[size] for p in points])
-    ax.set(xlabel=size, ylim=(0, None))
+    highest = max(p["found"][label] for p in points for label in labels)
+    # Room for the legend above the lines.
+    ax.set(xlabel=size, ylim=(0, (1.05 + 0.1 * len(labels)) * highest))
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="upper left")
 
 
 def _without_compiler(name):

@@ -453,6 +453,7 @@ class _CustomGradient(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @torch.compiler.disable  # or a compiled step traces it in each update
     def backward(ctx, *gradients):
         witness, *residuals = ctx.saved_tensors
         with (

@@ -91,6 +91,7 @@ class _Affine(torch.autograd.Function):
         return _affine(x, y, bias)
 
     @staticmethod
+    @torch.compiler.disable  # or it is compiled where a compiled step calls it
     def backward(ctx, d):
         x, y = ctx.saved_tensors
         needs_x, needs_y, needs_bias = ctx.needs_input_grad

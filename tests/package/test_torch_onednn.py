@@ -1,5 +1,6 @@
 """Products by oneDNN: the numbers and gradients of torch's own."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -121,3 +122,18 @@ def test_a_layer_has_the_same_outputs_and_gradients(
         np.testing.assert_allclose(
             array(own), array(expected), rtol=1e-4, atol=1e-5
         )
+
+
+def test_a_model_that_is_compiled_trains(wanted, rng):
+    x = rng.normal(size=(2, 3, 4)).astype("float32")
+    losses = []
+    for jit_compile in (False, True):
+        torch.compiler.reset()
+        keras.utils.set_random_seed(1)
+        layer = ARMIN(5, 3, 3, seed=1)
+        model = keras.Sequential([keras.Input((3, 4)), layer])
+        model.compile("sgd", "mse", jit_compile=jit_compile)
+        y = np.zeros((2, layer.cell.output_size))
+        losses.append([float(model.train_on_batch(x, y)) for _ in range(2)])
+
+    np.testing.assert_allclose(*losses, rtol=1e-4)
