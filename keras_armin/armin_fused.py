@@ -414,11 +414,14 @@ def _backward(cell, tape, d, training):
         **{name: x for name, x in tape.items() if name not in NOT_PER_STEP},
         **_output_gradients(cell, d, tape),
     }
-    d_memory = _or_zeros(d["memory"], tape["memory"])
+    if d["memory"] is None:
+        d_memory = ops.zeros_like(tape["memory"])
+    else:
+        d_memory = backends.writable_copy(d["memory"])
     carry = {
         "memory": backends.writable_copy(tape["memory"]),
         "d_h": _or_zeros(d["h"], tape["h"]),
-        "d_memory": backends.writable_copy(d_memory),
+        "d_memory": d_memory,
         **backward_pass.zero_sums(),
     }
     first, found = backends.scan(
