@@ -72,7 +72,8 @@ def affine(x, y, bias=None):
 
 def _affine(x, y, bias):
     if x.shape[1] > LONGEST and x.t().is_contiguous():
-        pieces = zip(x.split(LONGEST, 1), y.split(LONGEST))
+        count = -(-x.shape[1] // LONGEST)
+        pieces = zip(x.chunk(count, 1), y.chunk(count))
         total = _affine(*next(pieces), bias)
         for left, right in pieces:
             total.add_(_affine(left, right, None))
