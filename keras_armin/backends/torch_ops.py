@@ -69,6 +69,11 @@ __all__ = [
 ]
 
 
+def in_place_is_allowed():
+    """Neither autograd nor a compiled or exported graph supports it."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+
 def cast(x, dtype):
     return x.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 

@@ -811,15 +811,17 @@ class TestTorch:
         """Two pieces of three steps are compiled, the last step is not."""
         import torch
 
-        from keras_armin.backends import torch as backend
+        from keras_armin.backends import torch_scan
 
         # Other tests compile other layers. After eight of them torch leaves
         # the frames of Keras, which all share, as they are.
         torch.compiler.reset()
-        steps = torch.compile(backend._steps, backend=compiler, fullgraph=True)
-        monkeypatch.setattr(backend, "STEPS_AT_A_TIME", 3)
+        steps = torch.compile(
+            torch_scan._steps, backend=compiler, fullgraph=True
+        )
+        monkeypatch.setattr(torch_scan, "STEPS_AT_A_TIME", 3)
         monkeypatch.setattr(
-            backend, "_compiled", lambda: calls.append(1) or steps
+            torch_scan, "_compiled", lambda: calls.append(1) or steps
         )
         calls: list = []
         layer = ARMIN(
