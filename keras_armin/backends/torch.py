@@ -140,12 +140,10 @@ def matvec(matrices, vectors):
 
 def addmm(x, inputs, kernel, in_place=False):
     if torch_onednn.is_faster(inputs, kernel):
-        if x.dim() == 1:
-            return torch_onednn.affine(inputs, kernel, x)
-        product = torch_onednn.affine(inputs, kernel)
         if _may_work_in_place(in_place):
-            return x.add_(product)
-        return product + x if torch.is_grad_enabled() else product.add_(x)
+            return x.add_(torch_onednn.affine(inputs, kernel))
+        bias, term = (x, None) if x.dim() == 1 else (None, x)
+        return torch_onednn.affine(inputs, kernel, bias, term)
     if _may_work_in_place(in_place):
         return x.addmm_(inputs, kernel)
     if inputs.dim() > 2:

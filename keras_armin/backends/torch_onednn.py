@@ -63,20 +63,26 @@ def is_faster(x, y):
     )
 
 
-def affine(x, y, bias=None):
-    """`x y + bias`, of `(..., k)`, `(k, n)` and `(n,)`."""
+def affine(x, y, bias=None, term=None):
+    """`x y + bias + term`, of `(..., k)`, `(k, n)`, `(n,)` and `(..., n)`."""
     rows = x.reshape(-1, x.shape[-1])
-    product = _Affine.apply if torch.is_grad_enabled() else _affine
-    return product(rows, y, bias).view(*x.shape[:-1], y.shape[1])
+    terms = None if term is None else term.reshape(-1, y.shape[1])
+    if torch.is_grad_enabled():
+        product = _Affine.apply(rows, y, bias, terms)
+    else:
+        product = _affine(rows, y, bias, terms)
+    return product.view(*x.shape[:-1], y.shape[1])
 
 
-def _affine(x, y, bias):
+def _affine(x, y, bias=None, terms=None):
+    if terms is not None:
+        return _affine(x, y, bias).add_(terms)
     if x.shape[1] > LONGEST and x.t().is_contiguous():
         count = -(-x.shape[1] // LONGEST)
         pieces = zip(x.chunk(count, 1), y.chunk(count))
         total = _affine(*next(pieces), bias)
         for left, right in pieces:
-            total.add_(_affine(left, right, None))
+            total.add_(_affine(left, right))
         return total
     columns = y.t()
     if not (y.is_contiguous() or columns.is_contiguous()):
@@ -87,18 +93,19 @@ def _affine(x, y, bias):
 
 class _Affine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, bias):
+    def forward(ctx, x, y, bias, terms):
         ctx.save_for_backward(x, y)
-        return _affine(x, y, bias)
+        return _affine(x, y, bias, terms)
 
     @staticmethod
     @torch.compiler.disable  # or it is compiled where a compiled step calls it
     def backward(ctx, d):
         x, y = ctx.saved_tensors
-        needs_x, needs_y, needs_bias = ctx.needs_input_grad
+        needs_x, needs_y, needs_bias, needs_terms = ctx.needs_input_grad
         # Again by oneDNN, and differentiable if second derivatives are wanted.
         return (
             affine(d, y.t()) if needs_x else None,
             affine(x.t(), d) if needs_y else None,
             d.sum(0) if needs_bias else None,
+            d if needs_terms else None,
         )

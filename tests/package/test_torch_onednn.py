@@ -59,13 +59,14 @@ def test_any_layout_gives_the_product(with_bias, k, wanted):
 
 
 def test_first_and_second_derivatives_are_those_of_torch(wanted):
-    x, y, bias = torch.randn(2, 6, 3), torch.randn(3, 7), torch.randn(7)
+    x, y = torch.randn(2, 6, 3), torch.randn(3, 7)
+    bias, term = torch.randn(7), torch.randn(2, 6, 7)
     found = []
     for affine in (
         torch_onednn.affine,
-        lambda x, y, bias: torch.matmul(x, y) + bias,
+        lambda x, y, bias, term: torch.matmul(x, y) + bias + term,
     ):
-        tensors = [t.clone().requires_grad_() for t in (x, y, bias)]
+        tensors = [t.clone().requires_grad_() for t in (x, y, bias, term)]
         first = torch.autograd.grad(
             affine(*tensors).square().sum(), tensors, create_graph=True
         )
