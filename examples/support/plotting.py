@@ -151,6 +151,17 @@ def shared_legend(figure, axes):
     handles = {}
     for ax in axes:
         handles.update(zip(*reversed(ax.get_legend_handles_labels())))
+    if len(handles) > 8:
+        # Below, a long list would take more room than the panels.
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(1.6 * width, 1.3 * height)
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside right center",
+            frameon=False,
+        )
+        return
     figure.legend(
         handles.values(),
         handles.keys(),
