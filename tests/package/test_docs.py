@@ -127,3 +127,15 @@ def test_the_readme_is_short():
 def test_all_public_names_exist_and_are_documented():
     for name in keras_armin.__all__:
         assert getattr(keras_armin, name).__doc__
+
+
+def test_what_users_read_takes_public_modules_only():
+    notebooks = sorted((ROOT / "examples").glob("*.ipynb"))
+    package = ROOT / "keras_armin" / "__init__.py"
+    assert notebooks
+    for path in (README, package, *notebooks):
+        found = re.findall(
+            r"keras_private|examples\.support|keras_armin\.backends",
+            path.read_text(),
+        )
+        assert not found, path.name
