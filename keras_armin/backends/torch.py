@@ -415,7 +415,7 @@ def _compile(step, tensors):
         warnings.warn(
             "`jit_compile=True`: `torch.compile` failed, and the step runs "
             "without it. It needs a C++ compiler, such as g++. It said: "
-            f"{str(error).strip().splitlines()[0]}",
+            f"{error!s:.300}",
             stacklevel=2,
         )
         return graph
