@@ -48,6 +48,17 @@ def test_pixels_are_scaled_and_permuted_and_each_is_a_step():
     )
 
 
+def test_standardized_pixels_are_measured_on_the_training_images():
+    found = pixels.standardized(pixels.load("digits"))
+
+    assert found.training.images.dtype == "float32"
+    assert abs(found.training.images.mean()) < 1e-5
+    assert abs(found.training.images.std() - 1) < 1e-5
+    # The same black in each part, and no two greys alike.
+    assert len({part.images.min() for part in found}) == 1
+    assert len(np.unique(found.training.images)) == 17
+
+
 def test_the_digits_are_cut_into_three_that_share_nothing():
     splits = pixels.load("digits")
 
