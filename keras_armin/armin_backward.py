@@ -294,18 +294,28 @@ class BackwardPass:
             d_c = self._norm_backward(
                 now["mixed"], [units], "state_norm", d_c * now["of_state"], sums
             )
-        d_gates = ops.expand_dims(d_c, 1) * now["c_by_gates"]
+        # Before the gates: their row may be what `c_by_h` is a part of.
+        d_h = d_c * now["c_by_h"]
+        row = self._row(now, "d_state_gates")
+        d_gates = backends.multiply(
+            ops.expand_dims(d_c, 1),
+            now["c_by_gates"],
+            None if row is None else ops.reshape(row, (-1, 3, units)),
+        )
         d_gates = ops.reshape(d_gates, (-1, 3 * units))
         if self.cell.layer_norm:
             d_gates = self._norm_backward(
                 now["state_gates"], [units] * 3, "norm", d_gates, sums
             )
-        return d_gates, d_c * now["c_by_h"]
+        return d_gates, d_h
 
     def _input_gates_backward(self, now, d_gated, sums):
         """Gradients of g^h and g^r before activation, and of [h, r]."""
-        d_gates = d_gated * now["gated_by_gates"]
+        # Before the gates, likewise.
         d_both = d_gated * now["gated_by_both"]
+        d_gates = backends.multiply(
+            d_gated, now["gated_by_gates"], self._row(now, "d_input_gates")
+        )
         if self.cell.layer_norm:
             d_gates = self._norm_backward(
                 now["input_gates"],
@@ -318,6 +328,10 @@ class BackwardPass:
         if self.drop is None:
             return d_gates, addmm(d_both, d_gates, kernel)
         return d_gates, d_both + ops.matmul(d_gates, kernel) * self.drop
+
+    def _row(self, now, name):
+        """Where to store an output. With layer norm, inputs may be there."""
+        return None if self.cell.layer_norm else now.get("rows", {}).get(name)
 
     def _norm_backward(self, x, sizes, name, d_y, sums):
         gain, bias = f"{name}_gain", f"{name}_bias"

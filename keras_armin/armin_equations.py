@@ -235,6 +235,7 @@ class ARMINEquations(MemoryCell):
         valid: Tensor = None,
         record: bool = False,
         in_place: bool = False,
+        rows: Tensors | None = None,
     ) -> StepRecord:
         """One step without the output, on which no later step depends.
 
@@ -249,7 +250,9 @@ class ARMINEquations(MemoryCell):
                 includes the row that was overwritten, and hard reads do not
                 define a straight-through gradient.
             in_place: Whether `memory` and `projected` may be overwritten.
+            rows: Dict of tensors in which to store `h_and_r` and `gated`.
         """
+        rows = rows or {}
         h_tm1, memory, ranks = state["h"], state["memory"], state.get("ranks")
         drop = noise.recurrent
 
@@ -265,15 +268,16 @@ class ARMINEquations(MemoryCell):
         # Eq. 3 to 7: the new state. Where gates are activated in place, the
         # backward pass does not need them before activation.
         activate_in_place = in_place and self.backward_needs_gate_values_only
-        h_and_r = ops.concatenate([h_tm1, r], axis=-1)
+        h_and_r = backends.concatenate([h_tm1, r], rows.get("h_and_r"))
+        dropped = times(h_and_r, drop)
         input_gates = addmm(
             projected["input_gates"],
-            times(h_and_r, drop),
+            dropped,
             weights["gate_recurrent_kernel"],
             in_place,
         )
         g_h_r = self.input_gates(weights, input_gates, activate_in_place)
-        gated = times(g_h_r * h_and_r, drop)
+        gated = backends.multiply(g_h_r, dropped, rows.get("gated"))
         gates = self.integrate(weights, projected["gates"], gated, in_place)
         state_gates, output_gates = self._split_gates(gates)
         i_f, g = self.state_gates(weights, state_gates, activate_in_place)
@@ -459,9 +463,16 @@ class ARMINEquations(MemoryCell):
         )
 
     def output(
-        self, weights: Tensors, gates: Tensor, output_inputs: Tensor
+        self,
+        weights: Tensors,
+        gates: Tensor,
+        output_inputs: Tensor,
+        in_place: bool = False,
     ) -> Tensor:
-        """Eq. 8, for any leading axes."""
+        """Eq. 8, for any leading axes.
+
+        `in_place`: whether `gates` may be overwritten.
+        """
         if self.layer_norm:
             sizes = self.five_gate_sizes[3:]
             gates = layer_norm(
@@ -470,8 +481,11 @@ class ARMINEquations(MemoryCell):
                 weights["norm_gain"][-sum(sizes) :],
                 weights["norm_bias"][-sum(sizes) :],
             )
-        return self.recurrent_activation(gates) * self.output_activation(
-            output_inputs
+        return backends.gate(
+            self.recurrent_activation,
+            gates,
+            self.output_activation(output_inputs),
+            in_place,
         )
 
     def output_inputs(self, c: Tensor, r: Tensor) -> Tensor:
@@ -518,7 +532,7 @@ def prepare_inputs(inputs: Tensor, sequence_noise: SequenceNoise) -> Tensor:
     """The inputs, clipped and with dropout, for products with kernels."""
     # The gradient of a kernel is proportional to them, and is multiplied with
     # them again after the next update.
-    return times(clip_factor(inputs), sequence_noise.inputs)
+    return times(clip_factor(backends.dense(inputs)), sequence_noise.inputs)
 
 
 def affine(inputs: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:

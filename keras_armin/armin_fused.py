@@ -119,7 +119,7 @@ def run_armin(
 
     def output(inputs, output_inputs, gated):
         gates = cell.output_gates(output_weights, inputs, gated)
-        return cell.output(output_weights, gates, output_inputs)
+        return cell.output(output_weights, gates, output_inputs, in_place=True)
 
     if keep_outputs:
         outputs = output(inputs, **outputs)
@@ -270,6 +270,7 @@ def _prepare_loop(cell, inputs, constants, training, record):
             valid=now.get("valid"),
             record=record,
             in_place=True,
+            rows=now.get("rows"),
         )
 
     return carry, per_step, step
@@ -369,14 +370,20 @@ def _at_last_step(gradients, tape):
     }
 
 
+def _recorded_gates(cell):
+    """The input gates and the state gates, as the tape has them."""
+    if cell.backward_needs_gate_values_only:
+        return GATE_VALUES
+    return PRE_ACTIVATIONS
+
+
 @preserve_float64
 def _forward(cell, inputs, constants, training):
     """The outputs and the last carry, and the tape of the backward pass."""
     carry, per_step, recurrent_step = _prepare_loop(
         cell, inputs, constants, training, record=True
     )
-    gates_suffice = cell.backward_needs_gate_values_only
-    names = [*TAPE, *(GATE_VALUES if gates_suffice else PRE_ACTIVATIONS)]
+    names = [*TAPE, *_recorded_gates(cell)]
     if cell.zoneout:
         names.append("c")
     if cell.has_write_kernel and cell.write_activation is not LINEAR:
@@ -424,6 +431,7 @@ def _backward(cell, tape, d, training):
         "d_memory": d_memory,
         **backward_pass.zero_sums(),
     }
+    gates = _recorded_gates(cell)
     first, found = backends.scan(
         backward_pass.step,
         carry,
@@ -431,6 +439,10 @@ def _backward(cell, tape, d, training):
         reverse=True,
         differentiable=False,
         prepare=backward_pass.prepare,
+        may_overwrite={
+            "d_input_gates": gates[0],
+            "d_state_gates": gates[1],
+        },
     )
     return {
         "projected": {

@@ -4,7 +4,7 @@ Loops and gradients:
 
 - `ops`: `keras.ops`, or on torch the same functions without their overhead.
 - `scan(step, carry, inputs, unroll, reverse, differentiable, unstacked,
-  prepare)` runs
+  prepare, may_overwrite)` runs
   `step(carry, inputs_t)`, which returns `(new_carry, outputs_t)`, along the
   first axis of `inputs`, and returns the last carry and the stacked outputs.
   `inputs` and outputs are dicts of tensors, which may be nested; the carry is
@@ -12,7 +12,10 @@ Loops and gradients:
   in whatever form another `scan` takes as its inputs. With
   `differentiable=False` the backend prepares no gradient of the loop.
   `prepare(inputs)` makes the inputs of a step from those given, or of several
-  steps at once where that is faster.
+  steps at once where that is faster. On torch `inputs_t["rows"]` may have
+  tensors, by name, in which to store outputs: they need not be copied then.
+  `may_overwrite` is a dict from an output to an input of the same shape, in
+  which it may be stored once `prepare` has seen that input.
 - `custom_gradient(forward, backward, inputs, constants)` calls
   `forward(inputs, constants)`, which returns outputs and residuals, and
   defines its gradient as `backward(residuals, output_gradients)`,
@@ -53,6 +56,9 @@ exported models support:
   `x + factor * term`; `matvec`: batched product of matrices and vectors;
   `activate(function, x, in_place)`; `rejoin(whole, blocks, in_place)`: the
   concatenation of `blocks`, which is `whole` if they were computed in place.
+- `concatenate(tensors, out)`, along the last axis, and `multiply(x, y, out)`:
+  on torch stored in `out`. `gate(function, x, term, in_place)`:
+  `function(x) * term`.
 - `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`;
   `is_float16(dtype)`, of a tensor's dtype.
 - `compiled(function, model, with_xla)`: a function of tensors, without
@@ -94,7 +100,10 @@ compiled = _backend.compiled
 compiled_step = _backend.compiled_step
 run_loop = _backend.run_loop
 constant = _backend.constant
+concatenate = _backend.concatenate
 dense = _backend.dense
+gate = _backend.gate
+multiply = _backend.multiply
 num_replicas = _backend.num_replicas
 with_vjp = _backend.with_vjp
 arange = _backend.arange

@@ -37,6 +37,18 @@ def update_ranks(ranks, slot, slots, ops=keras.ops):
     return (1 - written) * risen
 
 
+def concatenate(tensors, out=None):
+    return keras.ops.concatenate(tensors, axis=-1)
+
+
+def multiply(x, y, out=None):
+    return x * y
+
+
+def gate(function, x, term, in_place=False):
+    return function(x) * term
+
+
 def dense(x):
     """Only torch has tensors that are parts of others."""
     return x

@@ -9,7 +9,10 @@ ops = keras.ops
 TrainingModeMixin = common.TrainingModeMixin
 is_float16 = common.is_float16
 compiled_step = common.compiled_step
+concatenate = common.concatenate
 dense = common.dense
+gate = common.gate
+multiply = common.multiply
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state
 
@@ -23,6 +26,7 @@ def scan(
     differentiable=True,
     unstacked=(),
     prepare=None,
+    may_overwrite=None,
 ):
     if prepare is not None:
         step = common.prepared(step, prepare)

@@ -113,8 +113,15 @@ def _may_work_in_place(in_place):
 def _rows(memory, slot):
     """The rows of all samples, and the indices of those in `slot`."""
     batch, slots, width = memory.shape
+    index = _index if in_place_is_allowed() else _index.__wrapped__
+    return memory.reshape(-1, width), index(slot, batch, slots)
+
+
+# A step asks several times for what it reads and for what it writes.
+@functools.lru_cache(maxsize=4)
+def _index(slot, batch, slots):
     first = _first_rows if in_place_is_allowed() else _first_rows.__wrapped__
-    return memory.reshape(-1, width), slot + first(batch, slots, slot.device)
+    return slot + first(batch, slots, slot.device)
 
 
 @functools.lru_cache(maxsize=16)
@@ -163,6 +170,14 @@ def addcmul(x, factor, term, in_place=False):
     return torch.addcmul(x, factor, term)
 
 
+def concatenate(tensors, out=None):
+    return torch.cat(tensors, dim=-1, out=out)
+
+
+def multiply(x, y, out=None):
+    return torch.mul(x, y, out=out)
+
+
 def rejoin(whole, blocks, in_place=False):
     if _may_work_in_place(in_place):
         return whole
@@ -187,8 +202,53 @@ def activate(function, x, in_place=False):
     )(x)
 
 
+def gate(function, x, term, in_place=False):
+    is_known = function is keras.activations.sigmoid
+    if is_known and in_place and not gradients_are_disabled():
+        return _SigmoidGate.apply(x, term)
+    return function(x) * term
+
+
+class _SigmoidGate(torch.autograd.Function):
+    """`sigmoid(x) * term`, with half of the large tensors autograd needs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, term):
+        return torch.sigmoid(x).mul_(term)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, d):
+        x, term = ctx.saved_tensors
+        if torch.is_grad_enabled() or _graph_is_kept():
+            y = torch.sigmoid(x)
+            return sigmoid_gradient(y, d * term), d * y
+        y = x.detach().sigmoid_()
+        # Laid out as the inputs are, whatever the layout of `d`.
+        d_term = torch.mul(d, y, out=torch.empty_like(y))
+        d_y = torch.mul(d, term, out=torch.empty_like(y))
+        return _sigmoid_gradient_(y, d_y), d_term
+
+    @staticmethod
+    def jvp(ctx, d_x, d_term):
+        x, term = ctx.saved_tensors
+        y = torch.sigmoid(x)
+        return y * (1 - y) * d_x * term + y * d_term
+
+
 def sigmoid_gradient(y, d_y):
     return torch.ops.aten.sigmoid_backward(d_y, y)
+
+
+def _sigmoid_gradient_(y, d_y):
+    """In place."""
+    return torch.ops.aten.sigmoid_backward.grad_input(d_y, y, grad_input=d_y)
 
 
 def tanh_gradient(y, d_y):
@@ -258,6 +318,7 @@ class _CustomGradient(torch.autograd.Function):
             torch.no_grad(),
             _disable_autocast(witness),
             torch_scan.compiled_steps(ctx.steps_are_compiled),
+            torch_scan.expendable_inputs(not _graph_is_kept()),
         ):
             found = ctx.backward_pass(
                 tree_unflatten(residuals, ctx.specs["residuals"]),
@@ -268,6 +329,13 @@ class _CustomGradient(torch.autograd.Function):
             given = [d for d in gradients if d is not None]
             found = _FirstOrderOnly.apply(len(found), *found, witness, *given)
         return None, None, None, None, None, *found
+
+
+def _graph_is_kept():
+    """Whether the backward pass may run again, as with `retain_graph=True`."""
+    # Not public; `torch.compile` asks it for the same reason.
+    function = "_get_current_graph_task_keep_graph"
+    return getattr(torch._C._autograd, function, lambda: True)()
 
 
 class _FirstOrderOnly(torch.autograd.Function):

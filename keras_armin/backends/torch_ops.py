@@ -28,7 +28,7 @@ from torch import where
 from torch import zeros_like
 from torch.nn.functional import softplus
 
-from keras_armin.backends import torch_onednn
+from keras_armin.backends.torch_onednn import product as matmul
 
 __all__ = [
     "arange",
@@ -84,12 +84,6 @@ def clip(x, lowest, highest):
 
 def expand_dims(x, axis):
     return x.unsqueeze(axis)
-
-
-def matmul(x, y):
-    if torch_onednn.is_faster(x, y):
-        return torch_onednn.affine(x, y)
-    return torch.matmul(x, y)
 
 
 def max(x, axis):

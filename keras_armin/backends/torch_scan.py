@@ -21,6 +21,7 @@ def scan(
     differentiable=True,
     unstacked=(),
     prepare=None,
+    may_overwrite=None,
 ):
     """A Python loop, with and without `unroll`.
 
@@ -32,21 +33,53 @@ def scan(
         return _dynamic_length_scan(step, carry, inputs, reverse)
     times = range(length)[:: -1 if reverse else 1]
     if _steps_are_compiled and in_place_is_allowed():
-        return _compiled_scan(step, carry, inputs, times, unstacked, prepare)
+        return _compiled_scan(step, carry, inputs, times, prepare)
+    overwritten = {}
+    if _inputs_are_expendable:
+        overwritten = {k: inputs[v] for k, v in (may_overwrite or {}).items()}
     columns: dict = {}
+    rows: dict = {}
     for time, inputs_t in zip(times, _each_step(inputs, times, prepare)):
+        if rows:
+            inputs_t["rows"] = {name: row[time] for name, row in rows.items()}
         carry, outputs = step(carry, inputs_t)
         if not columns:
-            known = dict(
-                zip(map(id, common.leaves(inputs_t)), common.leaves(inputs))
-            )
+            known = {}
+            if prepare is None:
+                steps = map(id, common.leaves(inputs_t))
+                known = dict(zip(steps, common.leaves(inputs)))
             columns = {
-                name: _column(name in unstacked, known.get(id(y)), length, y)
+                name: _column(
+                    name in unstacked,
+                    known.get(id(y)),
+                    overwritten.get(name),
+                    length,
+                    y,
+                )
                 for name, y in outputs.items()
+            }
+            rows = {
+                name: column.rows
+                for name, column in columns.items()
+                if isinstance(column, _Buffer)
             }
         for name, column in columns.items():
             column.put(time, outputs[name])
     return carry, {name: column.all() for name, column in columns.items()}
+
+
+_inputs_are_expendable = False
+
+
+@contextlib.contextmanager
+def expendable_inputs(expendable=True):
+    """Whether loops may store outputs in the memory of their inputs."""
+    global _inputs_are_expendable
+    before, _inputs_are_expendable = _inputs_are_expendable, expendable
+    try:
+        yield
+    finally:
+        _inputs_are_expendable = before
 
 
 def _each_step(inputs, times, prepare):
@@ -57,12 +90,22 @@ def _each_step(inputs, times, prepare):
         start, end = min(now), max(now) + 1
         part = common.map_leaves(lambda x, s=slice(start, end): x[s], inputs)
         part = part if prepare is None else prepare(part)
-        # `unbind` slices all steps at once, with a single autograd node.
-        steps = common.map_leaves(
-            lambda x: x if isinstance(x, list) else torch.unbind(x), part
-        )
+        steps = _steps_of(part)
         for time in now:
-            yield common.map_leaves(lambda x, t=time - start: x[t], steps)
+            yield steps[time - start]
+
+
+def _steps_of(sequences):
+    """The inputs of each step."""
+    if isinstance(sequences, list):
+        return sequences
+    if isinstance(sequences, dict):
+        if not sequences:
+            return itertools.repeat({})
+        columns = map(_steps_of, sequences.values())
+        return [dict(zip(sequences, row)) for row in zip(*columns)]
+    # Slices all steps at once, with a single autograd node.
+    return torch.unbind(sequences)
 
 
 # Many, since an operation on few numbers costs as much as one on none; not
@@ -93,29 +136,40 @@ def steps_are_compiled():
     return _steps_are_compiled
 
 
-def _compiled_scan(step, carry, inputs, times, unstacked, prepare):
-    outputs: list = [None] * len(times)
-    each_step = _each_step(inputs, times, prepare)
+def _compiled_scan(step, carry, inputs, times, prepare):
+    columns: dict = {}
     for first in range(0, len(times), STEPS_AT_A_TIME):
         now = times[first : first + STEPS_AT_A_TIME]
+        piece = slice(min(now), max(now) + 1)
         run = _steps if len(now) < STEPS_AT_A_TIME else _compiled()
-        steps = list(itertools.islice(each_step, len(now)))
-        carry, found = run(step, carry, steps)
-        for time, output in zip(now, found):
-            outputs[time] = output
-    columns = {name: [y[name] for y in outputs] for name in outputs[0]}
+        carry, outputs = run(
+            step,
+            prepare,
+            carry,
+            common.map_leaves(lambda x, s=piece: x[s], inputs),
+            -1 if times.step < 0 else 1,
+        )
+        if not columns:
+            columns = {
+                name: x.new_empty((len(times), *x.shape[1:]))
+                for name, x in outputs.items()
+            }
+        for name, column in columns.items():
+            column[piece] = outputs[name]
+    return carry, columns
+
+
+def _steps(step, prepare, carry, inputs, direction):
+    """Some steps: the carry, and the outputs of all of them."""
+    found: list = []
+    prepared = inputs if prepare is None else prepare(inputs)
+    for inputs_t in _steps_of(prepared)[::direction]:
+        carry, outputs = step(carry, inputs_t)
+        found.append(outputs)
     return carry, {
-        name: column if name in unstacked else torch.stack(column)
-        for name, column in columns.items()
+        name: torch.stack([y[name] for y in found[::direction]])
+        for name in found[0]
     }
-
-
-def _steps(step, carry, inputs):
-    outputs = []
-    for inputs_t in inputs:
-        carry, output = step(carry, inputs_t)
-        outputs.append(output)
-    return carry, outputs
 
 
 @functools.cache
@@ -127,14 +181,16 @@ def _compiled():
 # --- loops -------------------------------------------------------------------
 
 
-def _column(is_unstacked, sequence, length, sample):
+def _column(is_unstacked, sequence, overwritten, length, sample):
     if is_unstacked:
         return _List(length, sample)
     if not in_place_is_allowed():
         return _Stack(length, sample)
     if sequence is not None:
         return _Input(sequence)
-    return _Buffer(length, sample)
+    if overwritten is None:
+        return _Buffer(sample.new_empty((length, *sample.shape)))
+    return _Buffer(overwritten)
 
 
 def _dynamic_length_scan(step, carry, inputs, reverse):
@@ -197,14 +253,20 @@ class _Input:
 
 
 class _Buffer:
-    """Outputs that autograd does not track: copied while they are cached."""
+    """Outputs that autograd does not track.
 
-    def __init__(self, length, sample):
-        self.outputs = sample.new_empty((length, *sample.shape))
-        self.rows = self.outputs.unbind()
+    They are copied while they are cached, unless the step has stored them in
+    their row.
+    """
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+        self.rows = outputs.unbind()
 
     def put(self, time, output):
-        self.rows[time].copy_(output)
+        row = self.rows[time]
+        if output.data_ptr() != row.data_ptr():
+            row.copy_(output)
 
     def all(self):
         return self.outputs

@@ -844,6 +844,52 @@ class TestTorch:
                 array(own), array(expected), rtol=1e-10, atol=1e-12
             )
 
+    def test_the_backward_pass_may_run_again(self, rng):
+        """It overwrites what it needs no more, unless the graph is kept."""
+        import torch
+
+        layer = ARMIN(UNITS, 3, return_sequences=True)
+        loss = (layer(inputs(rng), training=True) ** 2).sum()
+        weights = [v.value for v in layer.trainable_variables]
+        found = [
+            torch.autograd.grad(loss, weights, retain_graph=kept)
+            for kept in (True, True, False)
+        ]
+
+        for gradients in zip(*found):
+            first, *others = map(array, gradients)
+            assert np.abs(first).sum() > 0
+            for other in others:
+                np.testing.assert_array_equal(first, other)
+
+    def test_torch_still_says_whether_the_graph_is_kept(self):
+        import torch
+
+        assert hasattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_gradients_of_a_gate(self, in_place, rng):
+        import torch
+
+        from keras_armin import backends
+
+        def gated(x, term):
+            # A result of which nothing else is needed.
+            return backends.gate(
+                keras.activations.sigmoid, x + 1, term, in_place
+            )
+
+        tensors = [
+            torch.tensor(rng.normal(size=(2, 3)), requires_grad=True)
+            for _ in range(2)
+        ]
+        torch.autograd.gradcheck(gated, tensors, check_forward_ad=True)
+        torch.autograd.gradgradcheck(gated, tensors)
+        expected = torch.sigmoid(tensors[0] + 1) * tensors[1]
+        np.testing.assert_allclose(
+            array(gated(*tensors).detach()), array(expected.detach())
+        )
+
     def test_nothing_outlives_the_backward_pass(self, rng):
         import torch
 

@@ -23,8 +23,7 @@ def test_torch_still_has_the_operation():
 @pytest.fixture
 def wanted(monkeypatch):
     """Whatever the processor and the sizes are."""
-    monkeypatch.setattr(torch_onednn, "is_wanted", lambda: True)
-    monkeypatch.setattr(torch_onednn, "SMALLEST", 1)
+    monkeypatch.setattr(torch_onednn, "is_wanted", lambda x, y: True)
     monkeypatch.setattr(torch_onednn, "LONGEST", 4)
 
 
@@ -92,8 +91,44 @@ def test_it_is_used_where_it_serves(wanted, monkeypatch):
         assert not torch_onednn.is_faster(x.to("meta"), y.to("meta"))
         with torch.backends.mkldnn.flags(enabled=False):
             assert not torch_onednn.is_faster(x, y)
-        monkeypatch.setattr(torch_onednn, "SMALLEST", 6 * 3 * 7 + 1)
+        monkeypatch.setattr(torch_onednn, "is_wanted", lambda x, y: False)
         assert not torch_onednn.is_faster(x, y)
+
+
+@pytest.mark.parametrize(
+    "family, dense, small, transposed",
+    [(26, True, True, True), (25, True, False, False), (0, *[False] * 3)],
+)
+def test_it_is_wanted_where_it_was_measured_to_pay(
+    family, dense, small, transposed, monkeypatch
+):
+    monkeypatch.setattr(torch_onednn, "amd_family", lambda: family)
+    x, y = torch.empty(1024, 1024), torch.empty(1024, 16)
+    assert torch_onednn.is_wanted(x, y) == dense
+    assert torch_onednn.is_wanted(x[:100], y) == small
+    assert torch_onednn.is_wanted(x.t(), y) == transposed
+    assert not torch_onednn.is_wanted(x[:10], y)
+
+
+def test_the_processor_is_recognised(monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(torch_onednn.pathlib, "Path", lambda _: path)
+    capability = torch.backends.cpu
+    found = []
+    for simd, text in [
+        ("AVX512", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n"),
+        ("AVX512", "vendor_id\t: GenuineIntel\ncpu family\t: 6\n"),
+        ("AVX2", "vendor_id\t: AuthenticAMD\ncpu family\t: 23\n"),
+        ("AVX512", None),
+    ]:
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        monkeypatch.setattr(
+            capability, "get_cpu_capability", lambda simd=simd: simd
+        )
+        found.append(torch_onednn.amd_family.__wrapped__())
+    assert found == [25, 0, 0, 0]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -109,7 +144,9 @@ def test_a_layer_has_the_same_outputs_and_gradients(
         torch_onednn, "_linear", lambda *a: calls.append(1) or linear(*a)
     )
     for used in (True, False):
-        monkeypatch.setattr(torch_onednn, "is_wanted", lambda used=used: used)
+        monkeypatch.setattr(
+            torch_onednn, "is_wanted", lambda x, y, used=used: used
+        )
         x = x.detach().requires_grad_()
         y = layer(x, training=training)
         weights = [v.value for v in layer.trainable_variables]
