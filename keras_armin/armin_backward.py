@@ -326,7 +326,7 @@ class BackwardPass:
             )
         kernel = self.transposed["gate_recurrent_kernel"]
         if self.drop is None:
-            return d_gates, addmm(d_both, d_gates, kernel)
+            return d_gates, addmm(d_both, d_gates, kernel, in_place=True)
         return d_gates, d_both + ops.matmul(d_gates, kernel) * self.drop
 
     def _row(self, now, name):
@@ -347,7 +347,8 @@ class BackwardPass:
             products.append((d_query, "query"))
         if self.drop is None:
             for d, name in products:
-                d_h = addmm(d_h, d, self.transposed[f"{name}_kernel"])
+                kernel = self.transposed[f"{name}_kernel"]
+                d_h = addmm(d_h, d, kernel, in_place=True)
             return d_h
         drop = self.drop[:, : self.cell.units]
         for d, name in products:

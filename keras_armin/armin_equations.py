@@ -250,7 +250,8 @@ class ARMINEquations(MemoryCell):
                 includes the row that was overwritten, and hard reads do not
                 define a straight-through gradient.
             in_place: Whether `memory` and `projected` may be overwritten.
-            rows: Dict of tensors in which to store `h_and_r` and `gated`.
+            rows: Dict of tensors in which to store `recency`, `h_and_r` and
+                `gated`.
         """
         rows = rows or {}
         h_tm1, memory, ranks = state["h"], state["memory"], state.get("ranks")
@@ -258,7 +259,7 @@ class ARMINEquations(MemoryCell):
 
         # Eq. 9 and 10: the read.
         scores, query, recency = self._score_slots(
-            weights, projected, h_tm1, memory, ranks, drop, in_place
+            weights, projected, h_tm1, memory, ranks, drop, in_place, rows
         )
         address = memory_ops.address(
             scores, self.addressing, training, straight_through=not record
@@ -352,7 +353,7 @@ class ARMINEquations(MemoryCell):
         return weights, {**projected, "address": address / temperature}
 
     def _score_slots(
-        self, weights, projected, h, memory, ranks, drop, in_place
+        self, weights, projected, h, memory, ranks, drop, in_place, rows
     ):
         """The scores, the query and the recency of the slots."""
         h = h if drop is None else h * drop[:, : self.units]
@@ -360,7 +361,7 @@ class ARMINEquations(MemoryCell):
         scores = self._scores(weights, projected, query, h, memory, in_place)
         recency = None
         if ranks is not None:
-            recency = ops.log(ranks + 1)
+            recency = backends.log_of_one_plus(ranks, rows.get("recency"))
             scores = addcmul(
                 scores, weights["recency_scale"], recency, in_place
             )

@@ -56,8 +56,8 @@ exported models support:
   `x + factor * term`; `matvec`: batched product of matrices and vectors;
   `activate(function, x, in_place)`; `rejoin(whole, blocks, in_place)`: the
   concatenation of `blocks`, which is `whole` if they were computed in place.
-- `concatenate(tensors, out)`, along the last axis, and `multiply(x, y, out)`:
-  on torch stored in `out`. `gate(function, x, term, in_place)`:
+- `concatenate(tensors, out)`, along the last axis, `multiply(x, y, out)` and
+  `log_of_one_plus(x, out)`: on torch stored in `out`. `gate(function, x, term, in_place)`:
   `function(x) * term`.
 - `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`;
   `is_float16(dtype)`, of a tensor's dtype.
@@ -103,6 +103,7 @@ constant = _backend.constant
 concatenate = _backend.concatenate
 dense = _backend.dense
 gate = _backend.gate
+log_of_one_plus = _backend.log_of_one_plus
 multiply = _backend.multiply
 num_replicas = _backend.num_replicas
 with_vjp = _backend.with_vjp

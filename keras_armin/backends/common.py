@@ -45,6 +45,10 @@ def multiply(x, y, out=None):
     return x * y
 
 
+def log_of_one_plus(x, out=None):
+    return keras.ops.log(x + 1)
+
+
 def gate(function, x, term, in_place=False):
     return function(x) * term
 

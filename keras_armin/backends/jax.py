@@ -18,6 +18,7 @@ compiled_step = common.compiled_step
 concatenate = common.concatenate
 dense = common.dense
 gate = common.gate
+log_of_one_plus = common.log_of_one_plus
 multiply = common.multiply
 generator_state = common.generator_state
 set_generator_state = common.set_generator_state

@@ -178,6 +178,12 @@ def multiply(x, y, out=None):
     return torch.mul(x, y, out=out)
 
 
+def log_of_one_plus(x, out=None):
+    if out is None:
+        return torch.log(x + 1)
+    return torch.add(x, 1, out=out).log_()
+
+
 def rejoin(whole, blocks, in_place=False):
     if _may_work_in_place(in_place):
         return whole
