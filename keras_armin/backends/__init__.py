@@ -57,8 +57,8 @@ exported models support:
   `activate(function, x, in_place)`; `rejoin(whole, blocks, in_place)`: the
   concatenation of `blocks`, which is `whole` if they were computed in place.
 - `concatenate(tensors, out)`, along the last axis, `multiply(x, y, out)` and
-  `log_of_one_plus(x, out)`: on torch stored in `out`. `gate(function, x, term, in_place)`:
-  `function(x) * term`.
+  `log_of_one_plus(x, out)`: on torch stored in `out`.
+- `gate(function, x, term, in_place)`: `function(x) * term`.
 - `update_ranks(ranks, slot)`: see `memory_ops.update_ranks`;
   `is_float16(dtype)`, of a tensor's dtype.
 - `compiled(function, model, with_xla)`: a function of tensors, without
