@@ -132,7 +132,7 @@ class ARMIN(MemoryLayer):
         On JAX an error inside `fit`, `evaluate` or `predict` leaves any Keras
         model without its variables: save first if a wrong batch may come. On
         PyTorch, `jit_compile=True` is `torch.compile`, which needs a C++
-        compiler and some 15 seconds for the first update. It compiles ten
+        compiler and a minute or two for the first update. It compiles ten
         steps of the loop at a time, for sequences of any length, and pays
         where layers are small and training is long. With
         `torch.compile(fullgraph=True)` use `unroll=True`.
