@@ -1,6 +1,7 @@
 """Loops over time: in Python, over compiled steps, or in an exported graph."""
 
 import contextlib
+import contextvars
 import functools
 import itertools
 
@@ -35,7 +36,7 @@ def scan(
     if _steps_are_compiled and in_place_is_allowed():
         return _compiled_scan(step, carry, inputs, times, prepare)
     overwritten = {}
-    if _inputs_are_expendable:
+    if _inputs_are_expendable.get():
         overwritten = {k: inputs[v] for k, v in (may_overwrite or {}).items()}
     columns: dict = {}
     rows: dict = {}
@@ -68,18 +69,18 @@ def scan(
     return carry, {name: column.all() for name, column in columns.items()}
 
 
-_inputs_are_expendable = False
+# Of one thread: autograd has a thread for each device.
+_inputs_are_expendable = contextvars.ContextVar("expendable", default=False)
 
 
 @contextlib.contextmanager
-def expendable_inputs(expendable=True):
+def expendable_inputs(expendable):
     """Whether loops may store outputs in the memory of their inputs."""
-    global _inputs_are_expendable
-    before, _inputs_are_expendable = _inputs_are_expendable, expendable
+    token = _inputs_are_expendable.set(expendable)
     try:
         yield
     finally:
-        _inputs_are_expendable = before
+        _inputs_are_expendable.reset(token)
 
 
 def _each_step(inputs, times, prepare):
