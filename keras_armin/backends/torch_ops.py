@@ -26,6 +26,7 @@ from torch import swapaxes
 from torch import tanh
 from torch import where
 from torch import zeros_like
+from torch.nn.functional import hardtanh
 from torch.nn.functional import softplus
 
 from keras_armin.backends.torch_onednn import product as matmul
@@ -79,6 +80,9 @@ def cast(x, dtype):
 
 
 def clip(x, lowest, highest):
+    if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        # The same, with a gradient of one operation instead of four.
+        return hardtanh(x, lowest, highest)
     return torch.clamp(x, lowest, highest)
 
 
